@@ -179,10 +179,8 @@ impl Model {
             label += &format!(" ({what} planned as full attention: step times are upper bounds{kv})");
         }
         if !self.extras.unread.is_empty() {
-            label += &format!(
-                " (planned without {}, which is not read: full attention, and no error is known)",
-                self.extras.unread
-            );
+            let are = if self.extras.unread.contains(", ") { "are" } else { "is" };
+            label += &format!(" (planned without {}, which {are} not read: no error is known)", self.extras.unread);
         }
         if self.extras.tower_bytes > 0 {
             label += " (requests without images; the tower's weights count)";

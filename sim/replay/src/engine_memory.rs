@@ -88,7 +88,8 @@ const KERNEL_TENTHS: u64 = 120;
 const LIBRARIES_MIB: [u64; 2] = [135, 560];
 /// The same of the V0 engine: 0.20 to 0.39 GiB in logs of 0.6.4 to 0.8.
 pub(crate) const V0_LIBRARIES_MIB: u64 = 290;
-/// CUDA graphs in a log ("Estimated CUDA graph memory"), MiB: 0.17 to 0.8 GiB for 16 to 86 graphs, and up to 2 of large models.
+/// CUDA graphs, MiB, of all and of each. Of one published log, which is not recorded ("Estimated CUDA graph memory"): 0.17 to 0.8 GiB for 16 to 86
+/// graphs, of which these are within ±125 MiB at both ends. Large models take up to 2 GiB.
 const GRAPHS_MIB: [u64; 2] = [200, 6];
 
 /// Memory in use before SGLang looks, MiB: a CUDA context (0.61 GiB on H100), and the links of two devices and of more (0.93 and 1.8 to 2.0 GiB over

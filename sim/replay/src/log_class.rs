@@ -30,7 +30,7 @@ const HYBRID_BOARDS: LogClass = class("hybrid models on vLLM, boards of compute 
 const RANKS: LogClass = class("experts of several ranks on vLLM", 2, -7.3, 7.3);
 const V0: LogClass = class("vLLM V0", 2, 2.7, 3.6);
 const SGLANG: LogClass = class("SGLang", 1, -1.1, -1.1);
-/// Devices on which vLLM's own measurement takes several GiB more for hybrid models that see; why is not known here.
+/// Devices on which vLLM's own measurement takes several GiB more for hybrid vision-language models; why is not known here.
 const BOARDS: std::ops::Range<f64> = 12.0..13.0;
 const OTHER: LogClass = LogClass { name: "this engine or model", compared: None };
 
@@ -64,8 +64,8 @@ impl fmt::Display for LogClass {
         let name = self.name;
         match self.compared {
             None => write!(f, "{name}: not compared with any engine's log"),
-            Some((1, error, _)) => write!(f, "{name}: {error:+.1} to {error:+.1} % of the logs of one run"),
-            Some((runs, least, most)) => write!(f, "{name}: {least:+.1} to {most:+.1} % of the logs of {runs} runs"),
+            Some((1, error, _)) => write!(f, "{name}: {error:+.1} % off the log of one run"),
+            Some((runs, least, most)) => write!(f, "{name}: {least:+.1} to {most:+.1} % off the logs of {runs} runs"),
         }
     }
 }
@@ -262,5 +262,12 @@ mod tests {
             assert!((low - least).abs() < 0.1 && (high - most).abs() < 0.1, "{name}: {least:.2} to {most:.2}");
         }
         assert_eq!(found.len(), 9);
+    }
+
+    #[test]
+    fn a_class_says_how_far_off_estimates_were() {
+        assert_eq!(EXPERTS.to_string(), "models with experts on vLLM: +24.0 % off the log of one run");
+        assert_eq!(DENSE.to_string(), "dense models on vLLM: -10.5 to +1.2 % off the logs of 18 runs");
+        assert_eq!(OTHER.to_string(), "this engine or model: not compared with any engine's log");
     }
 }

@@ -31,7 +31,7 @@ use crate::settings::{Arrivals, Settings};
 use trunkline_cluster::Role;
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::{Extrapolated, TooLong};
+use trunkline_sim_report::report::{Extrapolated, Report, TooLong};
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
@@ -535,18 +535,26 @@ impl Prober<'_> {
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
         // Percentiles leave out requests that ended at their deadlines; the judge does not.
         probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
+        // What no fleet takes, and a device alone, are not shown with their samples.
+        if probe.met && !matches!(settings.arrivals, Arrivals::Serial) {
+            judge.add_samples(&mut probe.figures);
+        }
         probe.too_long = report.tokens.too_long;
         probe.extrapolated = report.batches.extrapolated;
         probe.utilisation = Some(report.fleet.utilisation);
-        if let Some(price_hour) = self.candidate.price_hour {
-            let fixed_hours = f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
-            let service = report.fleet.service.as_ref();
-            let price = price_hour * service.map_or(fixed_hours, |service| service.replica_hours);
-            let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
-            probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
-            probe.price_million_output_tokens = million(report.tokens.output_tokens);
-        }
+        self.add_prices(&mut probe, &report);
         Ok(probe)
+    }
+
+    /// Adds the prices of tokens, if that of a replica is known.
+    fn add_prices(&self, probe: &mut Probe, report: &Report) {
+        let Some(price_hour) = self.candidate.price_hour else { return };
+        let fixed_hours = f64::from(probe.replicas) * report.duration_s / 3600.0;
+        let service = report.fleet.service.as_ref();
+        let price = price_hour * service.map_or(fixed_hours, |service| service.replica_hours);
+        let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
+        probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
+        probe.price_million_output_tokens = million(report.tokens.output_tokens);
     }
 }
 

@@ -3,7 +3,8 @@
 //! Requests of one session are not independent: they share a prompt, a cache and a user. So whole sessions are drawn again, with replacement
 //! (the cluster bootstrap, Davison and Hinkley 1997), and the middle 95 % of the statistics of `RESAMPLES` such samples are the interval. It says how far
 //! another draw of sessions would move the figure. It does not know of other rates, other days, or errors of the step times, nor that queues of
-//! neighbouring requests are one queue.
+//! neighbouring requests are one queue. A sample has at most [`REQUESTS_MAX`] requests, 2^20: of a longer replay the interval is that of the
+//! first to end, and wider than that of all.
 
 use serde::Serialize;
 use trunkline_core::draw::mix;
@@ -15,8 +16,8 @@ use crate::outcome::Outcome;
 const RESAMPLES: u64 = 200;
 /// Part of them below the interval, and part above.
 const TAIL: f64 = 0.025;
-/// Values kept for each metric, at most; of more the first.
-const VALUES_MAX: usize = 1 << 20;
+/// Requests of a sample, at most: of a longer replay, those that end first.
+pub const REQUESTS_MAX: usize = 1 << 20;
 /// Least number of requests above a percentile for it to be more than an anecdote.
 pub const BEHIND_MIN: u64 = 10;
 
@@ -27,7 +28,7 @@ pub struct Interval {
     pub low: f64,
     /// Upper end.
     pub high: f64,
-    /// Requests with a value.
+    /// Requests with a value, of the first [`REQUESTS_MAX`] to end.
     pub requests: u64,
     /// Sessions of these requests; a request without a session is one.
     pub sessions: u64,
@@ -59,7 +60,7 @@ struct Sorted {
 impl Sample {
     /// Takes in an outcome.
     pub fn see(&mut self, outcome: &Outcome) {
-        if self.requests.len() < VALUES_MAX {
+        if self.requests.len() < REQUESTS_MAX {
             // Sessions and requests are numbered from 0 each.
             let session = outcome.session.map_or(outcome.request << 1, |session| u64::from(session) << 1 | 1);
             self.requests.push((session, [outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns]));

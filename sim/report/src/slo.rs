@@ -161,7 +161,7 @@ pub struct SloResult {
     /// Relative distance to the limit: `1 - value / limit` for a latency; for goodput, the unused share of the permitted failures.
     /// Negative if not met.
     pub margin: f64,
-    /// Requests behind the value, and the interval of other draws of their sessions; `None` for goodput and ITL.
+    /// Requests behind the value, and the interval of other draws of their sessions; `None` for goodput and ITL, and unless asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<Interval>,
 }
@@ -230,20 +230,25 @@ pub struct Judge<'a> {
     bad: u64,
     /// For each limit on a statistic: number of values above the limit, and the sum of all values, nanoseconds.
     counts: Vec<(u64, u128)>,
-    sample: Sample,
+    /// Latencies of requests, if a limit is on a statistic of them.
+    sample: Option<Sample>,
 }
 
 impl<'a> Judge<'a> {
     /// Returns a judge for a trace of `requests` requests.
     pub fn new(slos: &'a Slos, requests: u64) -> Self {
-        Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()], sample: Sample::default() }
+        let is_of_requests = slos.of_all.iter().any(|slo| slo.metric != Latency::Itl);
+        let sample = is_of_requests.then(Sample::default);
+        Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()], sample }
     }
 
     /// Counts the outcome of a request. Returns an SLO that can no longer be met, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
         let mut lost = None;
         let requests = self.requests;
-        self.sample.see(outcome);
+        if let Some(sample) = &mut self.sample {
+            sample.see(outcome);
+        }
         for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
             let value_ns = match slo.metric {
                 Latency::Ttft => outcome.ttft_ns,
@@ -277,13 +282,13 @@ impl<'a> Judge<'a> {
         (self.requests - self.bad) as f64 / self.requests as f64
     }
 
-    /// Returns the result of each SLO after the last request.
+    /// Returns the result of each SLO after the last request, without its sample.
     pub fn figures(&self, report: &Report) -> Vec<SloResult> {
         let of_all = self.slos.of_all.iter().map(|slo| {
             let summary = slo.metric.of(&report.latencies);
             let (value, limit) = (slo.statistic.map_or(0.0, |statistic| statistic.of(&summary)), slo.limit_s);
-            let sample = slo.statistic.and_then(|statistic| self.sample.interval(slo.metric, statistic));
-            SloResult { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit, sample }
+            let (met, margin) = (value <= limit, 1.0 - value / limit);
+            SloResult { name: slo.to_string(), limit, value, met, margin, sample: None }
         });
         let goodput = self.slos.goodput.map(|limit| {
             let value = self.best();
@@ -291,6 +296,14 @@ impl<'a> Judge<'a> {
             SloResult { name: "goodput".into(), limit, value, met: value >= limit, margin, sample: None }
         });
         of_all.chain(goodput).collect()
+    }
+
+    /// Adds the samples to the results of [`Judge::figures`]. An interval takes as long as sorting all latencies some ten times.
+    pub fn add_samples(&self, results: &mut [SloResult]) {
+        let Some(sample) = &self.sample else { return };
+        for (slo, result) in self.slos.of_all.iter().zip(results) {
+            result.sample = slo.statistic.and_then(|statistic| sample.interval(slo.metric, statistic));
+        }
     }
 }
 
@@ -357,6 +370,25 @@ mod tests {
         assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
         assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
         assert_eq!(judge.best(), 0.5);
+    }
+
+    #[test]
+    fn samples_are_kept_for_statistics_of_requests_alone() {
+        let result =
+            |name: &str| SloResult { name: name.into(), limit: 1.0, value: 0.5, met: true, margin: 0.5, sample: None };
+        for (specs, goodput, kept) in [
+            (&["itl_p99=1s"][..], None, [false, false]),
+            (&["ttft=1s"], Some(0.5), [false, false]),
+            (&["itl_p99=1s", "ttft_p50=1s", "e2e=1s"], Some(0.5), [false, true]),
+        ] {
+            let slos = slos(specs, goodput).unwrap();
+            let mut judge = Judge::new(&slos, 4);
+            (0..4).for_each(|_| drop(judge.see(&outcome(0.5, 0.5))));
+            assert_eq!(judge.sample.is_some(), kept[1], "{specs:?}");
+            let mut results = [result("itl_p99"), result("ttft_p50")];
+            judge.add_samples(&mut results);
+            assert_eq!(results.map(|result| result.sample.is_some()), kept, "{specs:?}");
+        }
     }
 
     fn outcome(ttft_s: f64, e2e_s: f64) -> Outcome {

@@ -77,7 +77,7 @@ use trunkline_sim_workload::UnknownName;
 const STEP_OVERHEAD_US: f64 = 100.0;
 /// Default overhead of an attention call: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
 const LAYER_OVERHEAD_US: f64 = 15.0;
-/// Memory that programs do not see, if the file does not say: 256 to 770 MiB on eleven boards.
+/// Memory that programs do not see, if the file does not say: 346 to 768 MiB on eleven boards.
 const HIDDEN_MIB: u64 = 512;
 /// Pieces of a curve, one for each doubling of its number.
 const PIECES_MAX: usize = 64;

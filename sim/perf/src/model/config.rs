@@ -71,21 +71,30 @@ const DENSE: &str = "dense";
 const SPARSE: &str = "sparse";
 
 impl ExpertConfig {
-    /// Returns the number of layers, of so many, with a dense network instead of experts.
-    fn dense_layers(&self, layers: u64) -> u64 {
-        if let Some(sorts) = &self.mlp_layer_types {
-            return (sorts.iter().filter(|sort| *sort == DENSE).count() as u64).min(layers);
-        }
-        if let Some(flags) = self.moe_layer_freq.as_ref().and_then(Value::as_array) {
-            return (flags.iter().filter(|flag| flag.as_u64() == Some(0)).count() as u64).min(layers);
-        }
-        let every = |step: Option<u64>| step.filter(|step| *step > 1).map(|step| layers - layers / step);
-        let stepped = every(self.decoder_sparse_step)
-            .or_else(|| every(self.interleave_moe_layer_step))
-            .or_else(|| every(self.expert_layer_period));
-        let listed = self.mlp_only_layers.as_ref().map_or(0, |listed| listed.len() as u64);
-        let dense = stepped.unwrap_or(0) + listed + self.first_k_dense_replace.unwrap_or(0);
-        dense.min(layers)
+    /// Returns for each of so many layers whether it has a dense network instead of experts. A pattern says how many have.
+    fn dense_layers(&self, layers: u64, in_pattern: Option<u64>) -> Vec<bool> {
+        let no_experts = self.num_experts.unwrap_or(0) == 0;
+        let flags = self.moe_layer_freq.as_ref().and_then(Value::as_array);
+        let step = self.decoder_sparse_step.filter(|step| *step > 1);
+        let step = step.or(self.interleave_moe_layer_step.filter(|step| *step > 1));
+        let step = step.or(self.expert_layer_period.filter(|step| *step > 1));
+        let is_dense = |layer: u64| {
+            let at = layer as usize;
+            if no_experts || in_pattern.is_some() {
+                return no_experts || Some(layer) < in_pattern;
+            }
+            if let Some(sorts) = &self.mlp_layer_types {
+                return sorts.get(at).is_some_and(|sort| sort == DENSE);
+            }
+            if let Some(flags) = flags {
+                return flags.get(at).is_some_and(|flag| flag.as_u64() == Some(0));
+            }
+            // The last layer of each step has experts.
+            step.is_some_and(|step| (layer + 1) % step != 0)
+                || layer < self.first_k_dense_replace.unwrap_or(0)
+                || self.mlp_only_layers.as_ref().is_some_and(|listed| listed.contains(&layer))
+        };
+        (0..layers).map(is_dense).collect()
     }
 }
 
@@ -244,8 +253,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let quantisation = Quantisation::of(name, fields.remove("quantization_config"), other)?;
     let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
     let max_context = context::longest(&fields, positions);
-    let unread_kv = quantisation.as_ref().and_then(Quantisation::unread_kv);
-    let unread = unread::names(&fields, unread_kv);
+    let unread_quantisation = quantisation.as_ref().map(Quantisation::unread).unwrap_or_default();
+    let unread = unread::names(&fields, &unread_quantisation);
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let hybrid = sorts.hybrid(name);
@@ -259,7 +268,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let heads = config.num_attention_heads;
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);
-    let experts = config.experts(name, layers, sorts.dense_in_pattern())?;
+    let is_dense = config.experts.dense_layers(layers, sorts.dense_in_pattern());
+    let experts = config.experts(name, &is_dense)?;
     let intermediate = config.experts.intermediate_size_mlp.unwrap_or(config.intermediate(name)?);
     let windows = config.attention.windows(layers);
     let (kv_share, cross_layers) = (config.attention.kv_share(), config.attention.cross_layers(name, layers, hybrid)?);
@@ -276,7 +286,7 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
         gated: config.gated,
         vocab: config.vocab_size,
         tied: config.tie_word_embeddings,
-        precision: config.precision(name, layers, networks(layers, intermediate, experts), quantisation.as_ref())?,
+        precision: config.precision(name, layers, networks(&is_dense, intermediate, experts), quantisation.as_ref())?,
         // Engines keep the KV in 16 bits unless told otherwise.
         kv_dtype_bytes: quantisation.as_ref().map_or(2, Quantisation::kv_bytes),
         experts,
@@ -304,15 +314,15 @@ fn refuse(name: &str, fields: &Map<String, Value>) -> Result<(), ModelError> {
     }
 }
 
-/// Returns the networks that every token passes through, of so many layers.
-fn networks(layers: u64, intermediate: u64, experts: Option<Experts>) -> Networks {
-    match experts {
-        None => Networks { dense_layers: layers, dense: 1, shared: 0 },
-        Some(moe) => Networks {
-            dense_layers: moe.dense_layers,
-            dense: moe.dense_layers * intermediate,
-            shared: layers.saturating_sub(moe.dense_layers) * moe.shared_width,
-        },
+/// Returns the networks that a token passes through, in layers of which these are dense.
+fn networks(is_dense: &[bool], intermediate: u64, experts: Option<Experts>) -> Networks<'_> {
+    let Some(moe) = experts else { return Networks { is_dense, dense: 1, shared: 0, experts: 0 } };
+    let sparse = (is_dense.len() as u64).saturating_sub(moe.dense_layers);
+    Networks {
+        is_dense,
+        dense: moe.dense_layers * intermediate,
+        shared: sparse * moe.shared_width,
+        experts: sparse * moe.active * moe.width,
     }
 }
 
@@ -393,7 +403,7 @@ impl Config {
         &self,
         name: &str,
         layers: u64,
-        networks: Networks,
+        networks: Networks<'_>,
         quantisation: Option<&Quantisation>,
     ) -> Result<Precision, ModelError> {
         if let Some(quantisation) = quantisation {
@@ -416,8 +426,8 @@ impl Config {
         width.ok_or_else(|| ModelError::Missing { name: name.into(), field: "intermediate_size", why })
     }
 
-    /// Returns the experts of a model of so many layers, of which a pattern says how many are `dense`, if there is one.
-    fn experts(&self, name: &str, layers: u64, dense: Option<u64>) -> Result<Option<Experts>, ModelError> {
+    /// Returns the experts of a model whose layers are dense or not.
+    fn experts(&self, name: &str, is_dense: &[bool]) -> Result<Option<Experts>, ModelError> {
         let experts = &self.experts;
         let Some(count) = experts.num_experts.filter(|count| *count > 0) else { return Ok(None) };
         let unknown = |sort: &String| ![DENSE, SPARSE].contains(&sort.as_str());
@@ -435,7 +445,7 @@ impl Config {
             active,
             width,
             shared_width: experts.shared_expert_intermediate_size.unwrap_or(shared * width),
-            dense_layers: dense.unwrap_or_else(|| experts.dense_layers(layers)),
+            dense_layers: is_dense.iter().filter(|is_dense| **is_dense).count() as u64,
             latent_width: experts.moe_latent_size,
         }))
     }

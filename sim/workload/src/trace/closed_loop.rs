@@ -68,7 +68,7 @@ pub struct Looped<'a> {
     due: BTreeSet<(u64, u32)>,
     /// Session of each user of which turns may follow.
     sessions: Vec<Option<u32>>,
-    /// Delay of the next turn of each user, if read and stated.
+    /// Next turn of each user, if the user is in a session and the turn is read.
     next: Vec<Option<TraceRequest>>,
     /// User of each request in flight, by its number.
     in_flight: HashMap<u64, u32>,

@@ -77,6 +77,29 @@ fn timestamps_have_the_unit_that_is_given() {
 }
 
 #[test]
+fn times_of_token_ids_are_in_the_field_of_the_first_line() {
+    let line = |time: &str| format!(r#"{{"{time}": 2, "input_toks": 3, "output_toks": 1}}"#);
+    let bad = |first: &str, second: &str| fault([line(first), line(second)].join("\n"));
+    for (first, second) in [("arrival_time", "arrival_time_ns"), ("arrival_time_ns", "arrival_time")] {
+        let error = bad(first, second);
+        assert!(error.starts_with(&format!(", line 2: field '{first}' is missing; a request has ")), "{error}");
+    }
+    let error = fault(line("arrival_time").replace('2', "-2"));
+    assert!(error.starts_with(", line 1: arrival_time is -2; it must be seconds"), "{error}");
+}
+
+#[test]
+fn a_delay_is_in_milliseconds_whatever_the_timestamps_look_like() {
+    let turns = r#"{"session_id": "a", "timestamp": 1790000000, "input_length": 7, "output_length": 1}
+{"session_id": "a", "delay": 500, "input_length": 8, "output_length": 1}
+{"session_id": "a", "delay_ms": 100, "input_length": 9, "output_length": 1}"#;
+    assert_eq!(shape(&load(turns)), [(0, 7, 1), (500, 8, 1), (600, 9, 1)]);
+    let file = file(turns.replace("100", "-1"));
+    let error = Trace::load(file.path(), None, None).unwrap_err().to_string();
+    assert!(error.contains(", line 3: delay_ms is -1; it must be milliseconds"), "{error}");
+}
+
+#[test]
 fn dates_in_seconds_are_read_as_seconds_with_a_remark() {
     let lines = |unit: f64| {
         let line = |n: u32| {
@@ -132,12 +155,26 @@ fn rows_without_work_are_left_out_in_every_format() {
 }
 
 #[test]
+fn what_is_left_out_is_counted_in_words() {
+    let said = |failed, empty| LeftOut { failed, empty }.to_string();
+    assert_eq!(
+        said(2, 1),
+        "2 requests that failed, were cancelled, or were part of a warm-up, 1 request without input or output"
+    );
+    assert_eq!(said(1, 0), "1 request that failed, was cancelled, or was part of a warm-up");
+}
+
+#[test]
 fn csv_may_be_separated_otherwise() {
     let lines = ["arrived_at,num_prefill_tokens,num_decode_tokens,note", "0,10,2,\"a,b\"", "1.5,20,3,"];
     for separator in [",", ";", "\t"] {
         let text = lines.map(|line| line.replace(',', separator)).join("\n");
         assert_eq!(shape(&load(text)), [(0, 10, 2), (1500, 20, 3)], "{separator}");
     }
+    // Columns without a name or a value.
+    let tabbed =
+        "\tarrived_at\tnum_prefill_tokens\tnum_decode_tokens\tnote\t\n0\t0\t10\t2\t\t\"x\ty\"\n1\t1.5\t20\t3\t\t\n";
+    assert_eq!(shape(&load(tabbed)), [(0, 10, 2), (1500, 20, 3)]);
 }
 
 #[test]

@@ -62,10 +62,14 @@ impl LeftOut {
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts =
-            [(self.failed, "that failed, were cancelled or of a warm-up"), (self.empty, "without input or output")];
-        let parts = parts.into_iter().filter(|(count, _)| *count > 0);
-        let parts: Vec<String> = parts.map(|(count, what)| format!("{count} requests {what}")).collect();
+        const FAILED: [&str; 2] = [
+            "request that failed, was cancelled, or was part of a warm-up",
+            "requests that failed, were cancelled, or were part of a warm-up",
+        ];
+        const EMPTY: [&str; 2] = ["request without input or output", "requests without input or output"];
+        let parts = [(self.failed, FAILED), (self.empty, EMPTY)].into_iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> =
+            parts.map(|(count, [one, many])| format!("{count} {}", if count == 1 { one } else { many })).collect();
         f.write_str(&parts.join(", "))
     }
 }
@@ -269,7 +273,7 @@ impl TraceReader {
         unit.into_iter().chain(facts.and_then(|facts: &FileFacts| facts.names.remark())).collect()
     }
 
-    /// Reads the next row with work in the order of the file.
+    /// Reads the next row in the order of the file, with work or a turn of a session: the next turn needs its time.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         let Some(parser) = &mut self.parser else { return Ok(None) };
         loop {
@@ -289,7 +293,7 @@ impl TraceReader {
                 }
             };
             match row {
-                Some(row) if row.is_empty() => self.left_out.empty += 1,
+                Some(row) if row.is_empty() && row.turn.is_none() => self.left_out.empty += 1,
                 Some(row) => return Ok(Some(Row { line: self.lines.number(), ..row })),
                 None => self.left_out.failed += 1,
             }
@@ -328,7 +332,9 @@ impl TraceReader {
                 }
                 rows.push(row);
             }
+            let all = rows.len();
             self.in_order = sessions::in_order(rows).into();
+            self.left_out.empty += (all - self.in_order.len()) as u64;
             self.at_end = true;
         }
         Ok(self.in_order.pop_front())
@@ -392,9 +398,12 @@ impl Iterator for TraceReader {
 /// Reads the first line that is not blank, without its byte order mark.
 fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
     while let Some(line) = lines.next_line()? {
-        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
-        if !line.is_empty() {
-            return Ok(Some(line.to_vec()));
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        let text = line.trim_ascii();
+        if !text.is_empty() {
+            // Tabs at the ends of a header separate columns without a name.
+            let is_tabbed = !text.starts_with(b"{") && !text.starts_with(b"[") && csv::separator(text) == '\t';
+            return Ok(Some(if is_tabbed { line } else { text }.to_vec()));
         }
     }
     Ok(None)

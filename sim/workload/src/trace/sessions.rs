@@ -22,30 +22,51 @@ pub struct Turn {
     pub is_last: bool,
 }
 
+/// Latest turn of a session.
+#[derive(Default)]
+struct Latest {
+    /// Number of the session, and index of its latest turn with work.
+    with_work: Option<(u32, usize)>,
+    /// Earliest time of the latest turn, with work or without.
+    at_ns: u64,
+    /// Delays of the turns without work since the latest turn with work.
+    delay_ns: u64,
+}
+
 /// Puts the rows of a trace with sessions in the order of their earliest times, which become their times. Rows with equal times keep
-/// their order, and so do the turns of a session. A session that names no time begins with the trace.
+/// their order, and so do the turns of a session. A session that names no time begins with the trace. Rows without work are left out; the
+/// time and the delay of such a turn count for the next turn.
 pub(super) fn in_order(rows: Vec<Row>) -> Vec<(Row, Option<Turn>)> {
     let timed = |row: &Row| row.turn.as_ref().is_none_or(|turn| turn.is_timed);
     let begin_ns = rows.iter().filter(|row| timed(row)).map(|row| row.at_ns).min().unwrap_or(0);
-    // Number, time and index of the latest turn of each session.
-    let mut latest: HashMap<Box<str>, (u32, u64, usize)> = HashMap::new();
+    let mut latest: HashMap<Box<str>, Latest> = HashMap::new();
+    let mut n_sessions = 0;
     let mut placed: Vec<(Row, Option<Turn>)> = Vec::with_capacity(rows.len());
     for mut row in rows {
-        let is_timed = timed(&row);
-        let turn = row.turn.take().map(|turn| {
-            let number = latest.len() as u32;
-            let before = latest.get(&turn.session).copied();
-            let (session, least_ns) =
-                before.map_or((number, begin_ns), |(session, at_ns, _)| (session, at_ns.saturating_add(turn.delay_ns)));
-            if let Some((_, _, index)) = before {
-                placed[index].1.as_mut().expect("a turn").is_last = false;
+        let (is_timed, is_empty) = (timed(&row), row.is_empty());
+        let Some(turn) = row.turn.take() else {
+            if !is_empty {
+                placed.push((row, None));
             }
-            let own_ns = if is_timed { row.at_ns } else { 0 };
-            row.at_ns = own_ns.max(least_ns);
-            latest.insert(turn.session, (session, row.at_ns, placed.len()));
-            Turn { session, delay_ns: turn.delay_ns, is_last: true }
-        });
-        placed.push((row, turn));
+            continue;
+        };
+        let before = latest.get(&turn.session);
+        let least_ns = before.map_or(begin_ns, |before| before.at_ns.saturating_add(turn.delay_ns));
+        row.at_ns = least_ns.max(if is_timed { row.at_ns } else { 0 });
+        let session = latest.entry(turn.session).or_default();
+        let delay_ns = session.delay_ns.saturating_add(turn.delay_ns);
+        session.at_ns = row.at_ns;
+        session.delay_ns = if is_empty { delay_ns } else { 0 };
+        if is_empty {
+            continue;
+        }
+        if let Some((_, index)) = session.with_work {
+            placed[index].1.as_mut().expect("a turn").is_last = false;
+        }
+        let number = session.with_work.map_or(n_sessions, |(number, _)| number);
+        n_sessions = n_sessions.max(number + 1);
+        session.with_work = Some((number, placed.len()));
+        placed.push((row, Some(Turn { session: number, delay_ns, is_last: true })));
     }
     placed.sort_by_key(|(row, _)| row.at_ns);
     placed
@@ -204,6 +225,30 @@ mod tests {
         assert_eq!(arrivals(&mut part.source(), 50), [(0, 20), (500, 7), (5500, 2), (5650, 3)]);
         let mut source = FileSource::open(file.path(), ReaderOptions::default(), &selection).unwrap();
         assert_eq!(arrivals(&mut source, 50), arrivals(&mut part.source(), 50));
+    }
+
+    #[test]
+    fn a_turn_without_work_hands_its_time_and_delay_on() {
+        // The first turn of a and the middle turn of b have no work; c has none at all.
+        let lines = r#"
+{"session_id": "c", "timestamp": 0, "input_length": 5, "output_length": 0}
+{"session_id": "d", "timestamp": 0, "input_length": 9, "output_length": 1}
+{"session_id": "a", "timestamp": 2000, "input_length": 5, "output_length": 0}
+{"session_id": "a", "delay": 300, "input_length": 1, "output_length": 1}
+{"session_id": "b", "timestamp": 3000, "input_length": 2, "output_length": 1}
+{"session_id": "b", "timestamp": 6000, "delay": 100, "input_length": 0, "output_length": 1}
+{"session_id": "b", "delay": 400, "input_length": 3, "output_length": 1}
+"#;
+        let file = file(lines);
+        let trace = Trace::load(file.path(), None, None).unwrap();
+        assert_eq!(arrivals(&mut trace.source(), 50), [(0, 9), (2300, 1), (3000, 2), (6400, 3)]);
+        let slow = arrivals(&mut trace.source(), 10_000);
+        assert_eq!(slow, [(0, 9), (2300, 1), (3000, 2), (13_500, 3)]);
+        let sessions: Vec<u32> = trace.requests.iter().map(|request| request.turn.unwrap().session).collect();
+        assert_eq!(sessions, [0, 1, 2, 2]);
+        let mut source = FileSource::open(file.path(), ReaderOptions::default(), &Selection::default()).unwrap();
+        while source.next_request().unwrap().is_some() {}
+        assert_eq!(source.left_out().empty, 3);
     }
 
     #[test]

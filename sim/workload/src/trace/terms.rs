@@ -9,8 +9,8 @@
 //! | deadline | `deadline_s`, seconds after the arrival | column `deadline_s` | none |
 //! | limit | `max_tokens`, the client's limit on the answer, at least 1 | column `max_tokens` | none |
 //!
-//! A file has numbers or names: its first tenant says which, and so does its first namespace. Names get numbers in the order of appearance,
-//! from 0, and a request without a name counts as one of them.
+//! A file has numbers or names: its first tenant says which, and so does its first namespace. Names are text, or whole numbers above those of
+//! the table. They get numbers in the order of appearance, from 0, and a request without a name counts as one of them.
 
 use std::collections::HashMap;
 
@@ -96,17 +96,31 @@ impl Names {
 }
 
 impl TermNames {
-    /// Returns what a user should know of the numbers that reports show; `None` for tenants that are numbers.
+    /// Returns what a user should know of the numbers that reports show; `None` for tenants and namespaces that are numbers.
     pub(super) fn remark(&self) -> Option<String> {
-        let names = self.tenants.in_order();
+        let of = [(&self.tenants, "tenants"), (&self.namespaces, "namespaces")];
+        let lists: Vec<String> = of.into_iter().filter_map(|(names, what)| names.remark(what)).collect();
+        (!lists.is_empty()).then(|| lists.join("; "))
+    }
+}
+
+impl Names {
+    /// Returns the names with their numbers; `None` without names.
+    fn remark(&self, what: &str) -> Option<String> {
+        let names = self.in_order();
         let shown = names.iter().take(NAMES_SHOWN).enumerate().map(|(number, name)| match *name {
             "" => format!("{number} none"),
             name => format!("{number} {}", quoted(name)),
         });
         let shown = shown.collect::<Vec<_>>().join(", ");
         let more = if names.len() > NAMES_SHOWN { ", and so on" } else { "" };
-        (!names.is_empty()).then(|| format!("tenants are numbered as they come: {shown}{more}"))
+        (!names.is_empty()).then(|| format!("{what} are numbered as they come: {shown}{more}"))
     }
+}
+
+/// Returns `true` for a whole number that is not negative, of any length.
+fn is_whole(value: &Value) -> bool {
+    value.is_number() && whole(&value.to_string()).bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl Terms {
@@ -120,6 +134,10 @@ impl Terms {
             let text = match value {
                 None | Some(Value::Null) => String::new(),
                 Some(Value::String(name)) if NAMED.contains(&field) => name,
+                Some(value) if NAMED.contains(&field) && !is_whole(&value) => {
+                    let expected = "a whole number from 0 to 4294967295, or text";
+                    return Err(TraceFault::BadTerm { field, value: value.to_string(), expected });
+                }
                 Some(value) => value.to_string(),
             };
             terms.set(field, &text, names)?;
@@ -131,7 +149,7 @@ impl Terms {
     pub(super) fn set(&mut self, field: &'static str, text: &str, names: &mut TermNames) -> Result<(), TraceFault> {
         let bad = |expected| TraceFault::BadTerm { field, value: text.into(), expected };
         const NUMBER: &str =
-            "a whole number from 0 to 4294967295, as in the lines above; give names from the first line on";
+            "a whole number from 0 to 4294967295, as in the lines above; to use names, give every line one";
         match field {
             "tenant" if text.is_empty() => self.tenant = names.tenants.unnamed(),
             "namespace" if text.is_empty() => self.namespace = names.namespaces.unnamed(),
@@ -228,6 +246,10 @@ mod tests {
         assert_eq!(numbers(&["null", "\"b\"", "null", "\"a\""]).unwrap(), [0, 1, 0, 2], "those without are together");
         assert_eq!(numbers(&["\"b\"", "null", "\"a\"", "null"]).unwrap(), [0, 1, 2, 1]);
         assert_eq!(numbers(&["18446744073709551615", "18446744073709551614"]).unwrap(), [0, 1], "longer than a number");
+        for bad in ["true", "1.5", "-1", "[1]", "{}"] {
+            let expected = format!("tenant is {bad}; it must be a whole number from 0 to 4294967295, or text");
+            assert_eq!(numbers(&[bad]).unwrap_err(), expected);
+        }
         let fault = numbers(&["1", "\"b\""]).unwrap_err();
         assert!(
             fault.starts_with("tenant is b; it must be a whole number from 0 to 4294967295, as in the lines above")
@@ -243,6 +265,8 @@ mod tests {
         assert_eq!(said, "tenants are numbered as they come: 0 none, 1 'team b', 2 'a'");
         (0..20).for_each(|n| Terms::default().set("tenant", &format!("t{n}"), &mut names).unwrap());
         assert!(names.remark().unwrap().ends_with("15 't12', and so on"));
+        Terms::default().set("namespace", "x", &mut names).unwrap();
+        assert!(names.remark().unwrap().ends_with(", and so on; namespaces are numbered as they come: 0 'x'"));
         assert_eq!(TermNames::default().remark(), None);
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn parts_of(name: &str) -> &'static [Part] {
         return if inside { &[Part::Dense] } else { NETWORKS };
     }
     let is_layer = name.rsplit(['.', '\\']).map(trimmed).find(|word| !word.is_empty());
-    let is_layer = is_layer.is_some_and(|word| word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'|'));
+    let is_layer = is_layer.is_some_and(|word| word.bytes().all(|byte| byte.is_ascii_digit() || b"|-".contains(&byte)));
     let is_any = !name.trim_start_matches("re:").contains(char::is_alphanumeric);
     if is_any || is_layer || end.ends_with("linear") { ALL } else { &[] }
 }
@@ -110,13 +110,44 @@ fn is_attention(name: &str, end: &str) -> bool {
     }
 }
 
-/// Returns the numbers of the layers in a name, one or several as in `(0|1|2)`; `None` for all layers.
+/// Greatest number of layers that a pattern may mean.
+const LAYERS_MAX: u64 = 1 << 12;
+
+/// Returns the numbers of the layers in a name: one, several as in `(0|1|2)` or `[0-3]`, or all that begin alike as in the glob `1*`; `None` for all
+/// layers, and for an expression that is none of these.
 fn layers_of(name: &str) -> Option<Vec<u64>> {
     let at = ["layers", "blocks", "h."].iter().find_map(|word| name.find(word).map(|at| at + word.len()))?;
-    let rest = name[at..].trim_start_matches(['.', '\\', '(', '?', ':', '[', ']']);
+    let rest = name[at..].strip_prefix("[.]").unwrap_or(&name[at..]);
+    let rest = rest.trim_start_matches(['.', '\\', '(', '?', ':']);
+    if let Some((class, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return class_of(class).filter(|_| !goes_on(after) && !after.starts_with(['*', '|']));
+    }
     let numbers: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '|').collect();
-    let numbers: Vec<u64> = numbers.split('|').filter_map(|number| number.parse().ok()).collect();
-    (!numbers.is_empty()).then_some(numbers)
+    let after = &rest[numbers.len()..];
+    let listed: Vec<&str> = numbers.split('|').filter(|number| !number.is_empty()).collect();
+    if listed.is_empty() || goes_on(after) {
+        return None;
+    }
+    if after.starts_with('*') {
+        let begins = |layer: &u64| listed.iter().any(|begin| layer.to_string().starts_with(begin));
+        return Some((0..LAYERS_MAX).filter(begins).collect());
+    }
+    Some(listed.iter().filter_map(|number| number.parse().ok()).collect())
+}
+
+/// Returns `true` if what is after a number is more of an expression of numbers.
+fn goes_on(after: &str) -> bool {
+    let is_dot = after.starts_with("[.]");
+    !is_dot && after.starts_with(['[', '(', '+', '?', '{']) || after.starts_with("\\d")
+}
+
+/// Returns the digits of a class, such as `0-3` or `024`; `None` for any other class.
+fn class_of(class: &str) -> Option<Vec<u64>> {
+    let digit = |byte: u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
+    match class.as_bytes() {
+        [first, b'-', last] => Some((digit(*first)?..=digit(*last)?).collect()),
+        digits => digits.iter().map(|byte| digit(*byte)).collect(),
+    }
 }
 
 /// Bits and arithmetic of a matrix.
@@ -125,15 +156,17 @@ pub(super) type Form = (Bits, Arithmetic);
 /// Form of matrices that are not quantised.
 pub(super) const WHOLE: Form = (Bits::each(16), Arithmetic::Bits16);
 
-/// Networks that every token passes through: by these the bits of a mixture are weighed.
+/// Networks that a token passes through: by these the bits of a mixture are weighed, and its arithmetic is chosen.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Networks {
-    /// Layers with a dense network: all of them without experts.
-    pub dense_layers: u64,
+pub(super) struct Networks<'a> {
+    /// For each layer, whether its network is dense: `true` for all of them without experts.
+    pub is_dense: &'a [bool],
     /// Elements of dense networks, in any unit.
     pub dense: u64,
     /// Elements of shared experts, in the same unit.
     pub shared: u64,
+    /// Elements of the experts that the router chooses for a token, in the same unit.
+    pub experts: u64,
 }
 
 /// Forms of all parts of a model, layer by layer.
@@ -169,21 +202,38 @@ impl Table {
         }
     }
 
-    /// Returns the bits of each part, a mean over its layers, and the arithmetic of most networks.
-    pub(super) fn precision(&self, networks: Networks) -> Precision {
-        let n_dense = (networks.dense_layers as usize).min(self.forms[0].len());
-        let bits = |part: Part| {
-            let forms = &self.forms[part as usize];
-            // Dense networks come first.
-            let forms = match part {
-                Part::Dense => &forms[..n_dense],
-                Part::Shared | Part::Experts => &forms[n_dense..],
-                _ => forms,
-            };
-            Bits::mean(forms.iter().map(|(bits, _)| (*bits, 1)))
+    /// Returns the forms of a part in the layers that have it.
+    fn forms_of(&self, part: Part, networks: Networks<'_>) -> Vec<Form> {
+        let is_in = |layer: usize| {
+            let is_dense = networks.is_dense.get(layer).copied().unwrap_or(false);
+            match part {
+                Part::Dense => is_dense,
+                Part::Shared | Part::Experts => !is_dense,
+                _ => true,
+            }
         };
-        let narrow = [Part::Experts, Part::Dense].into_iter().flat_map(|part| &self.forms[part as usize]);
-        let arithmetic = narrow.map(|(_, arithmetic)| *arithmetic).find(|it| *it != Arithmetic::Bits16);
+        let forms = self.forms[part as usize].iter().enumerate();
+        forms.filter(|(layer, _)| is_in(*layer)).map(|(_, form)| *form).collect()
+    }
+
+    /// Returns the arithmetic of most elements of networks that a token passes through.
+    fn arithmetic(&self, networks: Networks<'_>) -> Arithmetic {
+        let parts = [(Part::Dense, networks.dense), (Part::Shared, networks.shared), (Part::Experts, networks.experts)]
+            .map(|(part, elements)| (self.forms_of(part, networks), elements as f64));
+        let elements = |arithmetic: Arithmetic| {
+            let of = |(forms, elements): &(Vec<Form>, f64)| {
+                let n = forms.iter().filter(|form| form.1 == arithmetic).count();
+                elements * n as f64 / forms.len().max(1) as f64
+            };
+            parts.iter().map(of).sum::<f64>()
+        };
+        let more = |most, it| if elements(it) > elements(most) { it } else { most };
+        [Arithmetic::Float8, Arithmetic::Int8].into_iter().fold(Arithmetic::Bits16, more)
+    }
+
+    /// Returns the bits of each part, a mean over its layers, and the arithmetic of most networks.
+    pub(super) fn precision(&self, networks: Networks<'_>) -> Precision {
+        let bits = |part: Part| Bits::mean(self.forms_of(part, networks).iter().map(|(bits, _)| (*bits, 1)));
         Precision {
             attention: bits(Part::Attention),
             recurrent: bits(Part::Recurrent),
@@ -192,7 +242,7 @@ impl Table {
             ),
             experts: bits(Part::Experts),
             ends: Bits::mean([(bits(Part::Embedding), 1), (bits(Part::Head), 1)].into_iter()),
-            arithmetic: arithmetic.unwrap_or(Arithmetic::Bits16),
+            arithmetic: self.arithmetic(networks),
         }
     }
 }
@@ -247,9 +297,17 @@ mod tests {
             ("model.layers.*.self_attn", None),
             ("*mlp*", None),
             ("re:.*layers\\.\\d+\\.mlp", None),
+            ("model.layers.[0-3].mlp", Some(vec![0, 1, 2, 3])),
+            ("re:.*layers[.][02][.]mlp", Some(vec![0, 2])),
+            ("re:.*layers\\.[0-9]+\\.mlp", None),
+            ("re:.*layers\\.[1-2][0-9]\\.mlp", None),
+            ("re:.*layers\\.(1[0-9]|20)\\.mlp", None),
+            ("model.layers.1.*", Some(vec![1])),
         ] {
             assert_eq!(layers_of(name), layers, "{name}");
         }
+        let glob = layers_of("model.layers.1*").unwrap();
+        assert_eq!(glob[..12], [1, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 100]);
     }
 
     #[test]
@@ -258,7 +316,7 @@ mod tests {
         let mut table = Table::new(4, eight);
         table.set("model.layers.0.self_attn", WHOLE);
         table.set("model.layers.9.self_attn", WHOLE);
-        let networks = Networks { dense_layers: 1, dense: 3, shared: 1 };
+        let networks = Networks { is_dense: &[true, false, false, false], dense: 3, shared: 1, experts: 8 };
         let precision = table.precision(networks);
         assert_eq!((precision.attention, precision.ends), (Bits::each(10), Bits::each(16)));
         assert_eq!((precision.experts, precision.arithmetic), (Bits::each(8), Arithmetic::Float8));
@@ -267,5 +325,33 @@ mod tests {
         table.set("model.layers.0.mlp", WHOLE);
         let precision = table.precision(networks);
         assert_eq!((precision.feed_forward, precision.experts), (Bits::each(14), Bits::each(8)), "a dense layer");
+    }
+
+    #[test]
+    fn the_dense_layers_are_those_of_the_set() {
+        let mut table = Table::new(4, (Bits::each(8), Arithmetic::Float8));
+        table.set("model.layers.0.mlp", WHOLE);
+        table.set("model.layers.2.mlp", WHOLE);
+        let networks = Networks { is_dense: &[true, false, true, false], dense: 1, shared: 0, experts: 1 };
+        let Precision { feed_forward, experts, .. } = table.precision(networks);
+        assert_eq!((feed_forward, experts), (Bits::each(16), Bits::each(8)));
+    }
+
+    #[test]
+    fn the_arithmetic_is_that_of_most_elements_of_networks() {
+        let eight = (Bits::each(8), Arithmetic::Float8);
+        // A dense model in FP8 whose networks are all left out: the experts that it does not have are not counted.
+        let mut table = Table::new(2, eight);
+        table.set("re:.*mlp\\.(gate|up|down)_proj", WHOLE);
+        let dense = Networks { is_dense: &[true; 2], dense: 1, shared: 0, experts: 0 };
+        assert_eq!(table.precision(dense).arithmetic, Arithmetic::Bits16);
+        table.set("model.layers.1.mlp", eight);
+        assert_eq!(table.precision(dense).arithmetic, Arithmetic::Bits16, "half and half");
+        // Experts of four bits with one dense layer in FP8.
+        let mut table = Table::new(4, (Bits::grouped(4, 8, 16), Arithmetic::Bits16));
+        table.set("model.layers.0.mlp.up_proj", eight);
+        let mixed = Networks { is_dense: &[true, false, false, false], dense: 3, shared: 1, experts: 8 };
+        assert_eq!(table.precision(mixed).arithmetic, Arithmetic::Bits16);
+        assert_eq!(table.precision(Networks { dense: 10, ..mixed }).arithmetic, Arithmetic::Float8);
     }
 }

@@ -5,11 +5,16 @@ use serde_json::{Map, Value};
 
 use super::ModelError;
 use super::modules::{Form, Networks, Table, WHOLE, parts_of};
+use super::unread::says_something;
 use crate::model::{Arithmetic, Bits, Precision};
 
 /// `quant_method` of the methods known here, for messages.
 const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, mxfp8, modelopt (FP8, NVFP4, MXFP8, W4A8_AWQ, MIXED_PRECISION), quark, \
                      bitsandbytes";
+/// Fields that give some modules other bits, or the KV: those of auto-round and of Quark.
+const OVERRIDES: [&str; 2] = ["extra_config", "kv_cache_quant_config"];
+/// Words in the names of fields that list modules, as in `layer_quant_config` of Quark.
+const LISTING: [&str; 2] = ["layer", "module"];
 /// Least number of bits of a quantised weight, and the largest.
 const BITS: std::ops::RangeInclusive<u64> = 2..=8;
 /// Four bits, and a scale of 8 bits for each 32 weights.
@@ -41,6 +46,8 @@ pub(super) struct Quantisation {
     kv_cache_quant_algo: Option<String>,
     #[serde(flatten)]
     spared: Spared,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// Modules that are not quantised, or patterns of their names, by the names of several tools.
@@ -52,6 +59,8 @@ struct Spared {
     ignored_layers: Option<Value>,
     exclude_modules: Option<Value>,
     exclude: Option<Value>,
+    /// Of bitsandbytes.
+    llm_int8_skip_modules: Option<Value>,
     /// Patterns of GPTQModel; those with `-:` are not quantised.
     dynamic: Option<Map<String, Value>>,
 }
@@ -59,8 +68,14 @@ struct Spared {
 impl Spared {
     /// Returns the names and patterns.
     fn names(&self) -> Vec<&str> {
-        let lists =
-            [&self.ignore, &self.modules_to_not_convert, &self.ignored_layers, &self.exclude_modules, &self.exclude];
+        let lists = [
+            &self.ignore,
+            &self.modules_to_not_convert,
+            &self.ignored_layers,
+            &self.exclude_modules,
+            &self.exclude,
+            &self.llm_int8_skip_modules,
+        ];
         let listed = lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
         let patterns = self.dynamic.iter().flat_map(Map::keys).filter_map(|key| key.strip_prefix("-:"));
         listed.chain(patterns).collect()
@@ -147,7 +162,7 @@ impl Quantisation {
     /// # Errors
     ///
     /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
-    pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks) -> Result<Precision, ModelError> {
+    pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks<'_>) -> Result<Precision, ModelError> {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
         let mut table = self.table(layers).ok_or_else(unknown)?;
         if let Some(algorithm) = &self.moe_quant_algo {
@@ -221,8 +236,18 @@ impl Quantisation {
         if by_scheme || by_algorithm { 1 } else { 2 }
     }
 
+    /// Returns the fields that may give modules, or the KV, bits that are not read.
+    pub(super) fn unread(&self) -> Vec<String> {
+        let lists = |name: &str| OVERRIDES.contains(&name) || LISTING.iter().any(|word| name.contains(word));
+        let others = self.others.iter().filter(|(name, value)| lists(name) && says_something(value));
+        let patterns = self.spared.dynamic.iter().flatten();
+        let overrides = patterns.filter(|(pattern, value)| !pattern.starts_with("-:") && says_something(value));
+        let dynamic = overrides.map(|_| "dynamic").next();
+        others.map(|(name, _)| name.as_str()).chain(dynamic).chain(self.unread_kv()).map(str::to_owned).collect()
+    }
+
     /// Returns a quantisation of the KV that is not known here, if there is one.
-    pub(super) fn unread_kv(&self) -> Option<&'static str> {
+    fn unread_kv(&self) -> Option<&'static str> {
         let said = |text: &str| !text.is_empty() && !["none", "auto"].contains(&text.to_ascii_lowercase().as_str());
         let by_scheme = match &self.kv_cache_scheme {
             None | Some(Value::Null) => false,
@@ -319,7 +344,8 @@ mod tests {
     }
 
     /// Networks of four layers, half of them with a dense one and half with experts that are shared.
-    const NETWORKS: Networks = Networks { dense_layers: 2, dense: 1, shared: 1 };
+    const NETWORKS: Networks<'static> =
+        Networks { is_dense: &[true, true, false, false], dense: 1, shared: 1, experts: 1 };
 
     #[test]
     fn methods_have_the_bits_of_their_files() {
@@ -388,6 +414,7 @@ mod tests {
             r#""ignored_layers": ["re:.*self_attn.*"]"#,
             r#""exclude_modules": ["lm_head", "*.self_attn.o_proj"]"#,
             r#""dynamic": {"-:.*self_attn.*": {}}"#,
+            r#""llm_int8_skip_modules": ["lm_head", "self_attn"]"#,
             r#""ignore": null, "modules_to_not_convert": ["self_attn"]"#,
         ] {
             assert!(spared(lists), "{lists}");
@@ -497,6 +524,26 @@ mod tests {
             kv_bytes(r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#),
             1
         );
+    }
+
+    #[test]
+    fn overrides_that_are_not_read_are_named() {
+        let unread = |fields: &str| {
+            let text = format!(r#"{{"quant_method": "fp8", {fields}}}"#);
+            serde_json::from_str::<Quantisation>(&text).unwrap().unread().join(", ")
+        };
+        for (fields, named) in [
+            (r#""layer_quant_config": {"*k_proj": {"weight": {"dtype": "int4"}}}"#, "layer_quant_config"),
+            (r#""layer_type_quant_config": {"Linear": {"bits": 4}}"#, "layer_type_quant_config"),
+            (r#""dynamic": {"-:.*attn.*": {}, "+:.*mlp.*": {"bits": 8}}"#, "dynamic"),
+            (r#""extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}}"#, "extra_config"),
+            (r#""bits_of_modules": ["a"], "kv_cache_scheme": "int4""#, "bits_of_modules, kv_cache_scheme"),
+            (r#""layer_quant_config": {}, "layer_type_quant_config": null, "extra_config": {}, "modules": []"#, ""),
+            (r#""modules_to_not_convert": ["lm_head"], "ignored_layers": ["lm_head"], "exclude_modules": ["a"]"#, ""),
+            (r#""dynamic": {"-:.*attn.*": {"bits": 8}}, "fmt": "e4m3", "weight_block_size": [128, 128]"#, ""),
+        ] {
+            assert_eq!(unread(fields), named, "{fields}");
+        }
     }
 
     #[test]

@@ -464,6 +464,15 @@ fn encoders_are_refused() {
 }
 
 #[test]
+fn the_label_names_what_is_not_read() {
+    let label = |more: &str| small(more).unwrap().label();
+    let one = label(r#", "kv_compress": 4"#);
+    assert_eq!(one, "m (planned without kv_compress, which is not read: no error is known)");
+    let two = label(r#", "kv_compress": 4, "quantization_config": {"quant_method": "fp8", "layers_of_4_bits": [1]}"#);
+    assert_eq!(two, "m (planned without kv_compress, layers_of_4_bits, which are not read: no error is known)");
+}
+
+#[test]
 fn query_heads_are_shared_out_among_kv_heads() {
     for (kv_heads, fits) in [(1, true), (2, true), (4, true), (3, false), (8, false)] {
         let model = small(&format!(r#", "num_key_value_heads": {kv_heads}"#)).map_err(|error| error.to_string());

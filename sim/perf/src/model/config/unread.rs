@@ -53,36 +53,18 @@ const TELLING: [&str; 41] = [
 ];
 
 /// Fields that are read, but not as numbers, flags or texts of the language model.
-const ELSEWHERE: [&str; 14] = [
-    "moe_layer_freq",
-    "rope_scaling",
-    "rope_parameters",
-    "attn_type_list",
-    "multi_query",
-    "new_decoder_architecture",
-    "use_mixed_mlp_moe",
-    "is_decoder",
-    "is_encoder_decoder",
-    "indexer_types",
-    "linear_attn_config",
-    "conv_L_cache",
-    "architectures",
-    "vision_config",
-];
+const ELSEWHERE: [&str; 6] =
+    ["moe_layer_freq", "attn_type_list", "use_mixed_mlp_moe", "indexer_types", "linear_attn_config", "conv_L_cache"];
 
 /// Fields with a telling name that change neither memory nor time, by more than a thousandth.
-const HARMLESS: [&str; 103] = [
+const HARMLESS: [&str; 70] = [
     // Biases, norms, dropout and scales.
     "attention_bias",
     "attention_out_bias",
     "attn_qkv_bias",
     "use_attention_bias",
     "add_bias_linear",
-    "attention_dropout",
-    "attention_dropout_prob",
-    "attention_probs_dropout_prob",
     "attn_pdrop",
-    "attn_dropout",
     "attention_multiplier",
     "attention_scale",
     "attention_value_scale",
@@ -94,11 +76,8 @@ const HARMLESS: [&str; 103] = [
     "attention_softmax_in_fp32",
     "attention_layernorm",
     "attention_qk_norm",
-    "use_qk_norm",
-    "qk_layernorm",
     "query_pre_attn_scalar",
     "lm_head_multiplier",
-    "key_multiplier",
     "ssm_multipliers",
     "ssm_in_multiplier",
     "ssm_out_multiplier",
@@ -115,45 +94,29 @@ const HARMLESS: [&str; 103] = [
     "mamba_chunk_size",
     "mamba_inner_layernorms",
     "chunk_size",
-    "time_step_limit",
-    "time_step_rank",
-    "num_logits_to_keep",
-    "swiglu_limit",
     "linear_bias",
     "rope_local_base_freq",
     "rope_ratio",
     "local_rope_theta",
     "global_rope_theta",
     "swa_rope_theta",
-    "partial_rotary_factor",
-    "no_rope_layers",
-    "no_rope_layer_interval",
-    "use_rotary_embeddings",
     // How a router scores and balances; it chooses as many experts.
-    "n_group",
     "topk_group",
     "topk_method",
     "moe_router_activation_func",
     "moe_router_enable_expert_bias",
     "moe_router_use_sigmoid",
-    "use_routing_bias",
     "router_bias",
-    "router_aux_loss_coef",
-    "router_aux_loss_factor",
     "router_jitter_noise",
-    "router_z_loss_coef",
     "output_router_logits",
     "norm_topk_prob",
     "norm_expert_weight",
-    "scoring_func",
     "routed_scaling_factor",
     "moe_router_scaling_factor",
-    "ep_size",
     "moe_use_aux_free",
     "moe_gate",
     "moe_drop_tokens",
     "moe_random_routing_dropped_token",
-    "group_limited_greedy",
     "topk_scaling_factor",
     "moe_use_hard_router",
     "shared_moe_mode",
@@ -164,20 +127,10 @@ const HARMLESS: [&str; 103] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "attention_type",
-    "attn_config",
-    "cache_implementation",
-    "use_cache",
     "head_dtype",
-    "image_token_index",
-    "video_token_index",
-    "audio_token_index",
+    "generation_config",
     "boi_token_index",
     "eoi_token_index",
-    "image_token_index_list",
-    "num_nextn_predict_layers",
-    "mtp_num_hidden_layers",
-    "mtp_use_dedicated_embeddings",
-    "layerwise_loss",
 ];
 
 /// Parts of the names of fields of other modalities, of tokenizers and of training.
@@ -200,22 +153,25 @@ const NOT_ATTENTION: [&str; 16] = [
     "talker",
 ];
 
-/// Returns the names of such fields, with commas between, and of a quantisation of the KV that is not known; empty for none.
-pub(super) fn names(fields: &Map<String, Value>, unread_kv: Option<&'static str>) -> String {
-    let is_telling = |name: &str| {
-        let has = |part: &&str| name.contains(*part);
-        let is_known = types::is_read(name) || published::says_what_differs(name) || ELSEWHERE.contains(&name);
-        !is_known && !HARMLESS.contains(&name) && TELLING.iter().any(has) && !NOT_ATTENTION.iter().any(has)
-    };
-    let unread = fields.iter().filter(|(name, value)| is_telling(name) && says_something(value));
+/// Returns the names of such fields, with commas between, and of those of the quantisation that are not read; empty for none.
+pub(super) fn names(fields: &Map<String, Value>, of_quantisation: &[String]) -> String {
+    let is_listed = |name: &str| ELSEWHERE.contains(&name) || HARMLESS.contains(&name);
+    let unread = fields.iter().filter(|(name, value)| is_telling(name) && !is_listed(name) && says_something(value));
     let mut names: Vec<&str> = unread.map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
-    names.extend(unread_kv);
+    names.extend(of_quantisation.iter().map(String::as_str));
     names.join(", ")
 }
 
+/// Returns `true` for a field that would be named unless a list here has it.
+fn is_telling(name: &str) -> bool {
+    let has = |part: &&str| name.contains(*part);
+    let is_read = types::is_read(name) || published::says_what_differs(name);
+    !is_read && TELLING.iter().any(has) && !NOT_ATTENTION.iter().any(has)
+}
+
 /// Returns `true` unless a value stands for nothing.
-fn says_something(value: &Value) -> bool {
+pub(super) fn says_something(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
         Value::Bool(true) => true,
@@ -231,7 +187,7 @@ mod tests {
     use super::*;
 
     fn of(json: &str) -> String {
-        names(serde_json::from_str::<Value>(json).unwrap().as_object().unwrap(), None)
+        names(serde_json::from_str::<Value>(json).unwrap().as_object().unwrap(), &[])
     }
 
     #[test]
@@ -246,7 +202,7 @@ mod tests {
         let config = r#"{"sparse_a": null, "sparse_b": false, "sparse_c": {}, "sparse_d": {"on": false, "n": 0}, "sparse_e": [], "sparse_f": 0,
             "kv_quant": "none", "vision_chunk": 5, "image_window": 3}"#;
         assert_eq!(of(config), "");
-        assert_eq!(names(&Map::new(), Some("kv_cache_scheme")), "kv_cache_scheme");
+        assert_eq!(names(&Map::new(), &["kv_cache_scheme".into()]), "kv_cache_scheme");
     }
 
     #[test]
@@ -255,5 +211,15 @@ mod tests {
             let lists = [HARMLESS.contains(field), ELSEWHERE.contains(field), types::is_read(field)];
             assert_eq!(lists.iter().filter(|is_in| **is_in).count(), 1, "{field}");
         }
+    }
+
+    #[test]
+    fn every_field_of_a_list_would_be_named_without_it() {
+        for field in HARMLESS.iter().chain(&ELSEWHERE) {
+            assert!(is_telling(field), "{field}");
+            let published = Map::from_iter([((*field).to_owned(), Value::from(7))]);
+            assert!(published::fields(published).contains_key(*field), "{field} has another name, or is no field");
+        }
+        assert_eq!(of(r#"{"generation_config": {"top_p": 0.9}}"#), "");
     }
 }

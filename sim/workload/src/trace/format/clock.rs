@@ -135,6 +135,11 @@ impl Clock {
         self.unit.unwrap_or(self.of_format)
     }
 
+    /// Returns the unit that the user gives.
+    pub(in crate::trace) fn given(&self) -> Option<TimeUnit> {
+        self.unit.filter(|_| self.is_given)
+    }
+
     /// Parses a timestamp as nanoseconds; the first one decides the unit, if none is given.
     pub(in crate::trace) fn ns(&mut self, text: &str) -> Option<u64> {
         let unit = *self.unit.get_or_insert_with(|| self.of_format.of_first(text));

@@ -65,7 +65,7 @@ pub(in crate::trace) fn fields(line: &str, separator: char) -> impl Iterator<Ite
 /// Returns the first field of `text` and what is after its separator, if the field stands in quotes. Separators in quotes end no field; two
 /// quotes in a row are one of the text, and stay two.
 fn quoted(text: &str, separator: char) -> Option<(&str, Option<&str>)> {
-    let text = text.trim_start().strip_prefix('"')?;
+    let text = text.trim_start_matches(' ').strip_prefix('"')?;
     let mut from = 0;
     loop {
         let end = from + text[from..].find('"')?;
@@ -85,7 +85,10 @@ pub(in crate::trace) fn leaves_quote_open(line: &[u8], separator: char, mut is_o
     let mut rest = line;
     loop {
         if !is_open {
-            rest = rest.trim_ascii_start();
+            // A tab may be a separator.
+            while let Some(behind) = rest.strip_prefix(b" ") {
+                rest = behind;
+            }
             is_open = rest.first() == Some(&b'"');
             rest = rest.get(usize::from(is_open)..).unwrap_or_default();
         }
@@ -228,6 +231,7 @@ mod tests {
         assert_eq!(of("a\",\"b,\"c\"d,"), ["a\"", "\"b", "\"c\"d", ""], "quotes within a field are text");
         assert_eq!(fields("1,5; \"a;b\" ;2", ';').collect::<Vec<_>>(), ["1,5", "a;b", "2"]);
         assert_eq!(fields("1\t\"a\tb\"\t2", '\t').collect::<Vec<_>>(), ["1", "a\tb", "2"]);
+        assert_eq!(fields("1\t\t \"a\tb\"\t", '\t').collect::<Vec<_>>(), ["1", "", "a\tb", ""]);
         assert_eq!(["a,b;c", "a;b c", "a\tb", "a"].map(|header| separator(header.as_bytes())), [',', ';', '\t', ',']);
     }
 
@@ -240,6 +244,8 @@ mod tests {
         for line in ["1,\"", "1, \"a, b", "\"a\"\"", "\"a\",\"b\"\",2"] {
             assert!(open(line), "{line}");
         }
+        assert!(leaves_quote_open(b"1\t\t\"a\t", '\t', false));
+        assert!(!leaves_quote_open(b"1\t\t\"a\"\t\"b\"", '\t', false));
         let goes_on = |line: &str| leaves_quote_open(line.as_bytes(), ',', true);
         assert!(goes_on("") && goes_on("a, b") && goes_on("a\",\"b") && goes_on("\"\""));
         assert!(!goes_on("\"") && !goes_on("a\",2") && !goes_on("\"\" \""));

@@ -107,21 +107,22 @@ impl LineParser for Parser {
     }
 }
 
-/// Returns the place in a session, if the line names one. A delay has the unit of timestamps, unless its name says another.
+/// Returns the place in a session, if the line names one. A delay is in milliseconds, or in the unit that the user gives unless its name says another:
+/// a unit by which timestamps are dates says nothing of it.
 fn turn(line: &mut BlockIdLine, is_timed: bool, facts: &FileFacts) -> Result<Option<RowTurn>, TraceFault> {
     let Some(session) = line.session_id.take() else { return Ok(None) };
     let session = match session {
         Value::String(name) => name,
         other => other.to_string(),
     };
-    let unit = facts.clock.as_ref().map_or(TimeUnit::Milliseconds, Clock::unit);
-    let (delay, unit) = match line.delay.take() {
-        None => (line.delay_ms.take(), TimeUnit::Milliseconds),
-        delay => (delay, unit),
+    let given = facts.clock.as_ref().and_then(Clock::given);
+    let (field, delay, unit) = match line.delay.take() {
+        None => ("delay_ms", line.delay_ms.take(), TimeUnit::Milliseconds),
+        delay => ("delay", delay, given.unwrap_or(TimeUnit::Milliseconds)),
     };
     let ns = |delay: Value| {
         let text = delay.to_string();
-        unit.ns(&text).ok_or(TraceFault::BadTimestamp { field: "delay", value: text, expected: unit.expected() })
+        unit.ns(&text).ok_or(TraceFault::BadTimestamp { field, value: text, expected: unit.expected() })
     };
     let delay_ns = delay.map(ns).transpose()?.unwrap_or(0);
     Ok(Some(RowTurn { session: session.into(), delay_ns, is_timed }))

@@ -64,31 +64,40 @@ struct Object {
 }
 
 /// Parser of a file.
-struct Parser(FileFacts);
+struct Parser {
+    facts: FileFacts,
+    /// Field with the times, that of the first line.
+    time: &'static str,
+}
+
+/// Fields with the time, in nanoseconds and in seconds.
+const TIMES: [&str; 2] = ["arrival_time_ns", "arrival_time"];
 
 /// Fields that say of what kind a file is.
 #[derive(Default, Deserialize)]
 struct Telltale {
     arrival_time_ns: Option<IgnoredAny>,
+    arrival_time: Option<IgnoredAny>,
 }
 
 fn open(first: &[u8], options: &ReaderOptions) -> Opened {
     // What is wrong with a damaged line is for the parser to say.
-    let Telltale { arrival_time_ns } = serde_json::from_slice(first).unwrap_or_default();
+    let Telltale { arrival_time_ns, arrival_time } = serde_json::from_slice(first).unwrap_or_default();
     // A simulator writes its results as requests end.
-    let (unit, order) = match arrival_time_ns {
-        Some(_) => (TimeUnit::Nanoseconds, Order::Time),
-        None => (TimeUnit::Seconds, Order::Any),
+    let (time, unit, order) = match (arrival_time_ns, arrival_time) {
+        (None, Some(_)) => (TIMES[1], TimeUnit::Seconds, Order::Any),
+        _ => (TIMES[0], TimeUnit::Nanoseconds, Order::Time),
     };
     let clock = Some(Clock::new(unit, options.time_unit));
-    Opened { parser: Box::new(Parser(FileFacts { clock, ..FileFacts::default() })), order }
+    Opened { parser: Box::new(Parser { facts: FileFacts { clock, ..FileFacts::default() }, time }), order }
 }
 
 impl LineParser for Parser {
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let line: Object = object(line, TOKENS)?;
-        let at = line.arrival_time_ns.or(line.arrival_time);
-        let at_ns = self.0.time_ns("arrival_time_ns", &present(FIELDS, "arrival_time_ns", at)?)?;
+        // A field of the other name is in another unit.
+        let at = if self.time == TIMES[0] { line.arrival_time_ns } else { line.arrival_time };
+        let at_ns = self.facts.time_ns(self.time, &present(FIELDS, self.time, at)?)?;
         let expected = line.input_toks.map(|n| length("input_toks", &n.to_string())).transpose()?;
         let (output_tokens, is_prefetch) = output_length(FIELDS, "output_toks", line.output_toks, line.prefetch)?;
         let found = line.input_tok_ids.as_ref().map(Vec::len);
@@ -110,7 +119,7 @@ impl LineParser for Parser {
         let output = output.map(Vec::into_boxed_slice);
         let Object { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = line;
         let terms =
-            Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], &mut self.0.names)?;
+            Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], &mut self.facts.names)?;
         let retention = retention::of_json(line.retention)?;
         let content = line.input_tok_ids.map_or(RowContent::None, |tokens| RowContent::Tokens(tokens.into()));
         let row = Row::without_content(at_ns, input_tokens as u32, output_tokens);
@@ -118,7 +127,7 @@ impl LineParser for Parser {
     }
 
     fn facts(&self) -> Option<&FileFacts> {
-        Some(&self.0)
+        Some(&self.facts)
     }
 }
 
