@@ -205,6 +205,7 @@ fn changes(out: &mut String) {
             Request: ChangeError::Request("all".into()),
             Hints: ChangeError::Hints("true".into()),
             Name: ChangeError::Name("colour".into()),
+            BlockSize: ChangeError::BlockSize,
             Relative: ChangeError::Relative { name: "policy", text: "+1".into() },
         }
     );
