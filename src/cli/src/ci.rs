@@ -12,7 +12,7 @@ use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
 
 const EXAMPLES: &str = "\
 Examples:
-  What does this program decide otherwise than the one of the main branch, and is any latency more than 5 % worse?
+  Which decisions differ from the main branch, and is any latency more than 5 % worse?
     trunkline ci traffic/*.jsonl.gz --against ../main/target/release/trunkline
 
   The same in two steps: the other version saves the recordings, this one compares.
@@ -22,7 +22,8 @@ Examples:
 /// Run recordings with this version against another, and fail if a latency is worse than its budget.
 ///
 /// The recordings were made by the other version. Steps take their recorded time where this version runs the same tokens, else the time of a fit to the
-/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 1 if a budget is exceeded.
+/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 1 if a budget is exceeded, or requests
+/// that completed before no longer do.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CiArgs {
@@ -46,7 +47,7 @@ pub struct CiArgs {
     json: JsonArgs,
 }
 
-/// Runs the command. The exit code is a failure if a budget is exceeded.
+/// Runs the command. The exit code is a failure if a budget is exceeded, or requests that completed before no longer do.
 ///
 /// # Errors
 /// If a recording cannot be read, or the other version cannot save it.
@@ -69,8 +70,8 @@ pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
         Some(to) => write_json("report", to, &serde_json::to_string_pretty(&verdicts)?)?,
         None => print(&report(&verdicts, &budgets(&args.budget)))?,
     }
-    let is_within = verdicts.iter().all(|verdict| verdict.exceeded.is_empty());
-    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_good = verdicts.iter().all(Verdict::is_good);
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Returns the place of a saved recording.
@@ -120,18 +121,34 @@ fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
 
 /// Returns the report, in Markdown.
 fn report(verdicts: &[Verdict], budgets: &[Budget]) -> String {
-    let exceeded = verdicts.iter().filter(|verdict| !verdict.exceeded.is_empty()).count();
-    let other = verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).count();
-    let head = match (exceeded, other) {
-        (0, 0) => "All decisions are those of the other version.".to_owned(),
-        (0, n) => format!("Decisions differ in {n} of {} recordings, within the budget.", verdicts.len()),
-        (bad, _) => format!("**Over the budget in {bad} of {} recordings.**", verdicts.len()),
-    };
-    let mut texts = vec!["## Recorded traffic".to_owned(), head];
-    texts.extend(
-        verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).map(|verdict| section(verdict, budgets)),
-    );
+    let mut texts = vec!["## Recorded traffic".to_owned(), head(verdicts)];
+    let is_shown = |verdict: &&Verdict| verdict.diff.first.is_some() || !verdict.is_good();
+    texts.extend(verdicts.iter().filter(is_shown).map(|verdict| section(verdict, budgets)));
     texts.join("\n\n")
+}
+
+fn head(verdicts: &[Verdict]) -> String {
+    let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
+    let all = verdicts.len();
+    let mut faults = Vec::new();
+    let exceeded = count(|verdict| !verdict.exceeded.is_empty());
+    faults.extend((exceeded > 0).then(|| format!("**Over the budget in {exceeded} of {all} recordings.**")));
+    let lost: usize = verdicts.iter().map(Verdict::lost).sum();
+    faults.extend((lost > 0).then(|| format!("**{}**", lost_text(lost))));
+    let empty = count(|verdict| verdict.diff.pairs.is_empty());
+    faults.extend((empty > 0).then(|| format!("**Nothing to compare in {empty} of {all} recordings.**")));
+    match (count(|verdict| verdict.diff.first.is_some()), faults.is_empty()) {
+        (_, false) => faults.join(" "),
+        (0, _) => "All decisions are those of the other version.".to_owned(),
+        (n, _) => format!("Decisions differ in {n} of {all} recordings, within the budget."),
+    }
+}
+
+fn lost_text(lost: usize) -> String {
+    match lost {
+        1 => "1 request that completed before no longer does.".into(),
+        n => format!("{n} requests that completed before no longer do."),
+    }
 }
 
 fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
@@ -159,9 +176,9 @@ fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
         );
     }
     let changed = diff.pairs.iter().filter(|pair| pair.slower_ns() != 0).count();
-    text += &format!("\n{changed} of {} requests take another time.", diff.pairs.len());
-    if diff.alone != [0, 0] {
-        text += &format!(" {} that completed before do not.", diff.alone[0]);
+    text += &format!("\n{changed} of {} requests take longer or shorter.", diff.pairs.len());
+    if verdict.lost() > 0 {
+        text += &format!(" {}", lost_text(verdict.lost()));
     }
     text
 }

@@ -44,6 +44,25 @@ fn a_version_that_decides_otherwise_fails_its_budget() {
 }
 
 #[test]
+fn requests_that_no_longer_complete_fail_whatever_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("r.jsonl.gz");
+    record(&recording);
+    let script = Script::load(&recording, &mut |_| {}).unwrap();
+    let good = verdict("r".into(), &script, &budgets(&[])).unwrap();
+    assert!(good.is_good());
+    let mut lossy = good.clone();
+    lossy.diff.alone = [2, 0];
+    let text = report(&[good.clone(), lossy.clone()], &budgets(&[]));
+    assert!(text.contains("**2 requests that completed before no longer do.**\n\n### r"), "{text}");
+    assert!(text.ends_with(" take longer or shorter. 2 requests that completed before no longer do."), "{text}");
+    let mut empty = good.clone();
+    empty.diff.pairs.clear();
+    assert!(report(std::slice::from_ref(&empty), &[]).contains("**Nothing to compare in 1 of 1 recordings.**"));
+    assert!(!lossy.is_good() && !empty.is_good());
+}
+
+#[test]
 fn what_cannot_be_compared_is_said_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let recording = folder.path().join("r.jsonl.gz");
