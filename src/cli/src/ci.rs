@@ -8,7 +8,7 @@ use clap::Args;
 use trunkline_sim_replay::ci::{Budget, Verdict, budgets, verdict};
 use trunkline_sim_replay::rerun::Script;
 
-use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
+use crate::output::{JsonArgs, NOT_MET, per_cent, print, seconds, write_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +22,7 @@ Examples:
 /// Run recordings with this version against another, and fail if a latency is worse than its budget.
 ///
 /// The recordings were made by the other version. Steps take their recorded time where this version runs the same tokens, else the time of a fit to the
-/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 1 if a budget is exceeded, or requests
+/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 3 if a budget is exceeded, or requests
 /// that completed before no longer do.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -47,7 +47,7 @@ pub struct CiArgs {
     json: JsonArgs,
 }
 
-/// Runs the command. The exit code is a failure if a budget is exceeded, or requests that completed before no longer do.
+/// Runs the command. The exit code is 3 if a budget is exceeded, or requests that completed before no longer do.
 ///
 /// # Errors
 /// If a recording cannot be read, or the other version cannot save it.
@@ -70,8 +70,12 @@ pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
         Some(to) => write_json("report", to, &serde_json::to_string_pretty(&verdicts)?)?,
         None => print(&report(&verdicts, &budgets(&args.budget)))?,
     }
+    Ok(code(&verdicts))
+}
+
+fn code(verdicts: &[Verdict]) -> ExitCode {
     let is_good = verdicts.iter().all(Verdict::is_good);
-    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if is_good { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) }
 }
 
 /// Returns the place of a saved recording.

@@ -11,7 +11,7 @@ use trunkline_sim_replay::rerun::Script;
 use trunkline_sim_replay::tune::{Proof, Tuned, tune};
 use trunkline_sim_report::slo::{Slo, Slos};
 
-use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
+use crate::output::{JsonArgs, NOT_MET, per_cent, print, seconds, write_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
 /// Search settings for recorded traffic, and prove them on the part that the search did not see.
 ///
 /// The search runs the first half of each recording with other policies, routers, eviction policies, step targets, and half and twice the recorded limits of
-/// a step. Only what the second half confirms is recommended: the range of its gain does not reach zero. The exit code is 1 if nothing is.
+/// a step. Only what the second half confirms is recommended: the range of its gain does not reach zero. The exit code is 3 if nothing is.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct TuneArgs {
@@ -44,7 +44,7 @@ pub struct TuneArgs {
     json: JsonArgs,
 }
 
-/// Runs the command.
+/// Runs the command. The exit code is 3 if nothing is recommended.
 ///
 /// # Errors
 /// If a recording cannot be read, was made by another version, or has too few requests.
@@ -78,7 +78,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
         None => print(&text(&found, &scripts[0].cluster))?,
     }
     let is_confirmed = found.proof.as_ref().is_some_and(|proof| proof.confirmed);
-    Ok(if is_confirmed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_confirmed { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) })
 }
 
 fn text(found: &Tuned, cluster: &ClusterConfig) -> String {

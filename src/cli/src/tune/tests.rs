@@ -23,7 +23,7 @@ fn a_search_says_what_it_tried_and_what_the_other_half_confirms() {
     let found: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&to).unwrap()).unwrap();
     assert!(found["tried"].as_array().unwrap().len() <= 6 && found["tried"][0]["changes"] == serde_json::json!([]));
     let is_confirmed = found["proof"]["confirmed"] == serde_json::json!(true);
-    assert_eq!(code, if is_confirmed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    assert_eq!(code, if is_confirmed { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) });
     let refused = |words: &[&str]| Cli::try_parse_from([&["trunkline", "tune", "r"], words].concat()).is_err();
     assert!(refused(&[]) && refused(&["--slo", "ttft"]) && refused(&["--slo", "ttft=1s", "--runs", "0"]));
     assert!(tuned(&[path, "--slo", "itl_p99=1s"]).unwrap_err().to_string().contains("goodput needs a promise"));
