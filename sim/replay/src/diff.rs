@@ -13,7 +13,7 @@ use trunkline_core::RequestId;
 use trunkline_core::core::event::Action;
 
 use crate::recorded::{RecordingError, Shown, Watcher, replay_watched, request_of};
-use crate::rerun::{Change, RerunError, Script, Served, Sources, Timing, Until, decisions_text, fold};
+use crate::rerun::{Change, RerunError, Script, Served, Sources, Timing, Until, decisions_text, fold, prompt_mark};
 use trunkline_sim_workload::summary::{Kept, Summary};
 
 /// Times of a request that completed, nanoseconds.
@@ -190,8 +190,7 @@ impl Watcher for Steps {
     fn hear(&mut self, at_ns: u64, input: &Input) {
         if let Some(request) = request_of(input) {
             self.first_ns.get_or_insert(at_ns);
-            let prompt = request.hashes.last().map_or(0, |hash| hash.fingerprint()) ^ request.prompt.len() as u64;
-            self.prompts.insert(request.id, prompt);
+            self.prompts.insert(request.id, prompt_mark(request));
         }
     }
 

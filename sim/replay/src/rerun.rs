@@ -21,7 +21,7 @@ mod script;
 mod times;
 
 pub use change::{Change, ChangeError, Value};
-pub(crate) use decisions::{fold, text as decisions_text};
+pub(crate) use decisions::{fold, prompt_mark, text as decisions_text};
 pub use saved::{SavedError, SavedFault};
 pub use script::{Script, Served};
 pub use times::Sources;

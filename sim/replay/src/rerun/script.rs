@@ -10,7 +10,7 @@ use trunkline_core::{FinishReason, Lookup, Refusal, Request, RequestId, Step, St
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_perf::link;
 
-use super::decisions::{mark, step_mark};
+use super::decisions::{mark, prompt_mark, step_mark};
 use super::times::{Times, copy_mark};
 use crate::calibrate::Copies;
 use crate::recorded::{self, News, RecordingError, Replayed, Shown, Watcher, replay_watched, request_of};
@@ -51,7 +51,7 @@ pub struct Served {
     pub end: Option<(u64, FinishReason)>,
     /// `true` for a prefetch, which has no answer.
     pub prefetch: bool,
-    /// Fingerprint of the prompt, to find the request in another recording.
+    /// Mark of the prompt, to find the request in another recording.
     pub prompt_mark: u64,
     /// Tokens of the answer, with those before the submission.
     pub(super) output: Vec<Token>,
@@ -75,7 +75,7 @@ impl Served {
             first_token_ns: None,
             end: None,
             prefetch: request.prefetch,
-            prompt_mark: request.hashes.last().map_or(0, |hash| hash.fingerprint()) ^ request.prompt.len() as u64,
+            prompt_mark: prompt_mark(request),
             output: request.generated.clone(),
             given: request.generated.len() as u32,
             stop_at: None,

@@ -2,8 +2,9 @@
 
 use trunkline_sim_replay::diff::{Figure, of_recordings, with_changes};
 use trunkline_sim_replay::rerun::Script;
+use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
 
-use crate::fixture::{recording, settings};
+use crate::fixture::{recording, recording_of, settings};
 
 #[test]
 fn a_recording_differs_from_itself_in_nothing() {
@@ -46,4 +47,22 @@ fn requests_of_two_recordings_are_matched_by_their_prompts() {
     assert_eq!((diff.pairs.len(), diff.alone), (24, [16, 0]));
     let first = diff.first.unwrap();
     assert!(first.at_ns[0] >= 3_000_000_000, "the last requests that both have come in the third second: {first:?}");
+}
+
+#[test]
+fn prompts_that_differ_behind_their_last_full_block_are_two() {
+    let trace = |ends: [u32; 2]| {
+        let request = |end: u32| TraceRequest {
+            input_tokens: 20,
+            output_tokens: 4,
+            content: Content::Tokens((0..19).chain([end]).collect::<Vec<u32>>().into()),
+            ..TraceRequest::default()
+        };
+        Trace { format: formats::SYNTHETIC, requests: ends.map(request).to_vec() }
+    };
+    let ((_one, one), (_other, other)) =
+        (recording_of(&settings(1, 400), &trace([70, 80])), recording_of(&settings(1, 400), &trace([80, 70])));
+    let diff = of_recordings(&one, &other).unwrap();
+    assert_eq!(diff.pairs.len(), 2);
+    assert!(diff.pairs.iter().all(|pair| pair.id != pair.other_id), "{:?}", diff.pairs);
 }
