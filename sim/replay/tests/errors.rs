@@ -13,6 +13,7 @@ use trunkline_sim_replay::ReplayError;
 use trunkline_sim_replay::autoscale::AutoscaleError;
 use trunkline_sim_replay::calibrate::{BenchmarkError, TooFewSamples};
 use trunkline_sim_replay::ci::BudgetError;
+use trunkline_sim_replay::diff::DiffError;
 use trunkline_sim_replay::engine_memory::BadRelease;
 use trunkline_sim_replay::engines::EngineError;
 use trunkline_sim_replay::faults::FaultError;
@@ -217,6 +218,17 @@ fn changes(out: &mut String) {
             TooFewSteps: RerunError::TooFewSteps { found: 3 },
             Scores: RerunError::Scores,
             Damaged: RerunError::Damaged,
+        }
+    );
+    texts!(
+        out,
+        DiffError {
+            Recording: DiffError::Recording(RecordingError {
+                path: "run.jsonl".into(),
+                line: 1,
+                fault: RecordingFault::NoHeader,
+            }),
+            Decisions: DiffError::Decisions("run.jsonl".into()),
         }
     );
     texts!(out, SavedError = SavedError { path: "saved.gz".into(), fault: SavedFault::Damaged });

@@ -1,6 +1,10 @@
 //! Differences between recordings of simulated fleets.
 
-use trunkline_sim_replay::diff::{Figure, of_recordings, with_changes};
+use std::fs;
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use trunkline_sim_replay::diff::{DiffError, Figure, of_recordings, with_changes};
 use trunkline_sim_replay::rerun::Script;
 use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
 
@@ -65,4 +69,18 @@ fn prompts_that_differ_behind_their_last_full_block_are_two() {
     let diff = of_recordings(&one, &other).unwrap();
     assert_eq!(diff.pairs.len(), 2);
     assert!(diff.pairs.iter().all(|pair| pair.id != pair.other_id), "{:?}", diff.pairs);
+}
+
+#[test]
+fn a_recording_with_other_decisions_is_refused_in_both_places() {
+    let (folder, path) = recording(&settings(1, 400), 8);
+    let mut text = String::new();
+    GzDecoder::new(&fs::read(&path).unwrap()[..]).read_to_string(&mut text).unwrap();
+    let digest = Script::load(&path, &mut |_| {}).unwrap().replayed.digest;
+    let other = folder.path().join("other.jsonl");
+    fs::write(&other, text.replace(&digest, "0123456789abcdef")).unwrap();
+    for (before, after) in [(&path, &other), (&other, &path)] {
+        let error = of_recordings(before, after).unwrap_err();
+        assert!(matches!(&error, DiffError::Decisions(refused) if *refused == other), "{error}");
+    }
 }
