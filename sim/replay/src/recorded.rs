@@ -344,7 +344,7 @@ impl Replay {
 }
 
 /// Returns the engine that an input names.
-fn engine_of(input: &Input) -> Option<EngineId> {
+pub(crate) fn engine_of(input: &Input) -> Option<EngineId> {
     match input {
         Input::Client(_) => None,
         Input::Engine(engine, _) | Input::Retire(engine) | Input::DrainEngine(engine) | Input::OpenEngine(engine) => {

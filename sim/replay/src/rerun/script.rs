@@ -88,6 +88,12 @@ impl Served {
         !self.prefetch && matches!(self.end, Some((_, FinishReason::Stop | FinishReason::Length)))
     }
 
+    /// Returns `true` if arrival, first token and end follow each other.
+    pub(super) fn is_in_order(&self) -> bool {
+        let times = [Some(self.at_ns), self.first_token_ns, self.end.map(|(end_ns, _)| end_ns)];
+        times.into_iter().flatten().is_sorted()
+    }
+
     /// Returns TTFT, TPOT and E2E of the request, nanoseconds, with its tokens at these times.
     pub(crate) fn latencies_of(&self, first_ns: u64, end_ns: u64) -> [Option<u64>; 3] {
         let gaps = (self.output.len() as u64).saturating_sub(1);
