@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use trunkline_sim_replay::ci::{Budget, Verdict, budgets, verdict};
+use trunkline_sim_replay::recorded::digest_of_lines;
 use trunkline_sim_replay::rerun::Script;
 
 use crate::output::{JsonArgs, NOT_MET, per_cent, print, seconds, write_json};
@@ -52,6 +53,7 @@ pub struct CiArgs {
 /// # Errors
 /// If a recording cannot be read, or the other version cannot save it.
 pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
+    check_names(&args.recordings)?;
     if let Some(folder) = &args.save {
         save(&args.recordings, folder)?;
         return Ok(ExitCode::SUCCESS);
@@ -84,12 +86,19 @@ fn place(folder: &Path, recording: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.saved.gz", name.to_string_lossy())))
 }
 
-fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+/// Refuses recordings that would be saved in one place.
+fn check_names(recordings: &[PathBuf]) -> anyhow::Result<()> {
     for (at, recording) in recordings.iter().enumerate() {
-        let to = place(folder, recording)?;
         let same = recordings[..at].iter().find(|other| other.file_name() == recording.file_name());
         ensure!(same.is_none(), "two recordings are called {}; rename one", recording.display());
+    }
+    Ok(())
+}
+
+fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for recording in recordings {
+        let to = place(folder, recording)?;
         let script = Script::load(recording, &mut |_| {})?;
         ensure!(
             script.replayed.matches != Some(false),
@@ -117,7 +126,14 @@ fn save_by(old: &Path, recordings: &[PathBuf], folder: &Path) -> anyhow::Result<
 fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
     let budgets = budgets(&args.budget);
     let one = |recording: &PathBuf| {
-        let script = Script::saved(&place(folder, recording)?)?;
+        let from = place(folder, recording)?;
+        let script = Script::saved(&from)?;
+        ensure!(
+            script.lines_digest == digest_of_lines(recording)?,
+            "{} is of another recording than {}; save it again",
+            from.display(),
+            recording.display()
+        );
         Ok(verdict(recording.display().to_string(), &script, &budgets)?)
     };
     args.recordings.iter().map(one).collect()

@@ -60,6 +60,7 @@ struct Saved {
     trunkline_saved_recording: u32,
     cluster: ClusterConfig,
     replayed: Replayed,
+    lines_digest: String,
     requests: Vec<Served>,
     entries: Vec<SavedEntry>,
     marks: Vec<u64>,
@@ -125,6 +126,7 @@ impl Script {
             trunkline_saved_recording: VERSION,
             cluster: self.cluster.clone(),
             replayed: self.replayed.clone(),
+            lines_digest: self.lines_digest.clone(),
             requests: self.requests.clone(),
             entries: self.entries.iter().map(|entry| SavedEntry::of(entry, n_engines)).collect(),
             marks: self.marks.clone(),
@@ -159,7 +161,8 @@ impl Script {
     }
 
     fn of_saved(saved: Saved) -> Option<Self> {
-        let Saved { cluster, replayed, requests, entries, marks, mut times, acceptance, texts, .. } = saved;
+        let Saved { cluster, replayed, lines_digest, requests, entries, marks, mut times, acceptance, texts, .. } =
+            saved;
         let entries: Vec<Entry> = entries.into_iter().map(SavedEntry::into_entry).collect::<Option<_>>()?;
         let engines = cluster.engines.len();
         let fits = |entry: &Entry| match &entry.what {
@@ -177,7 +180,7 @@ impl Script {
             && entries.iter().all(fits)
             && requests.iter().all(Served::is_in_order);
         times.fit();
-        is_whole.then_some(Self { cluster, replayed, requests, entries, marks, times, acceptance, texts })
+        is_whole.then_some(Self { cluster, replayed, lines_digest, requests, entries, marks, times, acceptance, texts })
     }
 }
 

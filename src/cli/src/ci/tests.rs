@@ -5,7 +5,7 @@ use std::fs;
 use clap::Parser;
 
 use super::*;
-use crate::explain::tests::record;
+use crate::explain::tests::{record, record_on};
 use crate::{Cli, Command as Commands};
 
 fn ci(words: &[&str]) -> anyhow::Result<ExitCode> {
@@ -78,6 +78,15 @@ fn what_cannot_be_compared_is_said_in_one_line() {
     fs::copy(&recording, &second).unwrap();
     let both = fault(&[path, second.to_str().unwrap(), "--save", folder.path().join("s").to_str().unwrap()]);
     assert!(both.starts_with("two recordings are called "), "{both}");
+    let saved = folder.path().join("saved");
+    ci(&[path, "--save", saved.to_str().unwrap()]).unwrap();
+    let against = ["--against", saved.to_str().unwrap()];
+    let both = fault(&[&[path, second.to_str().unwrap()], &against[..]].concat());
+    assert!(both.starts_with("two recordings are called "), "{both}");
+    ci(&[&[second.to_str().unwrap()], &against[..]].concat()).unwrap();
+    record_on(&second, "800");
+    let other = fault(&[&[second.to_str().unwrap()], &against[..]].concat());
+    assert!(other.contains(" is of another recording than ") && other.ends_with("; save it again"), "{other}");
     let refused = |words: &[&str]| Cli::try_parse_from([&["trunkline", "ci", "r"], words].concat()).is_err();
     assert!(
         refused(&[])
