@@ -37,7 +37,7 @@ pub struct CiArgs {
     against: Option<PathBuf>,
 
     /// Write the recordings to a folder for another version to compare with, and compare nothing.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "json")]
     save: Option<PathBuf>,
 
     /// Growth of a latency that is accepted, in per cent, such as e2e_p99=2; 5 for each that is not named.

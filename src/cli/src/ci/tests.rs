@@ -91,6 +91,7 @@ fn what_cannot_be_compared_is_said_in_one_line() {
     assert!(
         refused(&[])
             && refused(&["--save", "s", "--against", "o"])
+            && refused(&["--save", "s", "--json", "-"])
             && refused(&["--against", "o", "--budget", "e2e=1"])
     );
 }
