@@ -259,7 +259,7 @@ fn pooled(results: Vec<Result<Vec<Kept>, RerunError>>) -> Result<Option<Score>, 
             Err(error @ (RerunError::Scores | RerunError::TooFewSteps { .. } | RerunError::Damaged)) => {
                 return Err(error);
             }
-            Err(RerunError::Config(_) | RerunError::Cluster(_)) => return Ok(None),
+            Err(_) => return Ok(None),
         }
     }
     let n = all.len().max(1) as f64;

@@ -6,8 +6,8 @@ mod error_texts;
 use error_texts::texts;
 use trunkline_cluster::record::RecordError;
 use trunkline_cluster::{ClusterError, EngineId};
-use trunkline_core::ConfigError;
 use trunkline_core::names::registry::{RegistryError, UnknownName};
+use trunkline_core::{ConfigError, RequestId};
 use trunkline_sim_perf::cost::ParallelError;
 use trunkline_sim_replay::ReplayError;
 use trunkline_sim_replay::autoscale::AutoscaleError;
@@ -215,6 +215,8 @@ fn changes(out: &mut String) {
         RerunError {
             Config: RerunError::Config(config()),
             Cluster: RerunError::Cluster(Box::new(ClusterError::EngineCount(0))),
+            NoRequest: RerunError::NoRequest(RequestId(17)),
+            NoHints: RerunError::NoHints,
             TooFewSteps: RerunError::TooFewSteps { found: 3 },
             Scores: RerunError::Scores,
             Damaged: RerunError::Damaged,

@@ -75,6 +75,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub fn new(script: &'a Script, changes: &'a [Change], timing: Timing) -> Result<Self, RerunError> {
+        changes.iter().try_for_each(|change| script.check(change))?;
         let mut config = script.cluster.clone();
         changes.iter().try_for_each(|change| change.apply(&mut config))?;
         let cluster = Cluster::new(&config).map_err(|error| RerunError::Cluster(Box::new(error)))?;

@@ -12,6 +12,7 @@ use trunkline_sim_perf::link;
 
 use super::decisions::{mark, prompt_mark, step_mark};
 use super::times::{Times, copy_mark};
+use super::{Change, RerunError};
 use crate::calibrate::Copies;
 use crate::recorded::{self, News, RecordingError, Replayed, Shown, Watcher, replay_watched, request_of};
 
@@ -189,7 +190,7 @@ impl Script {
     }
 
     /// Returns the events that submit requests, in order.
-    pub(crate) fn submissions(&self) -> impl Iterator<Item = &Event> {
+    fn submissions(&self) -> impl Iterator<Item = &Event> {
         self.entries.iter().filter_map(|entry| match &entry.what {
             What::Submit(_, input) => match &**input {
                 Input::Client(event) | Input::Engine(_, event) => Some(event),
@@ -199,9 +200,23 @@ impl Script {
         })
     }
 
-    /// Returns the place of a request among the requests: the last of that number.
-    pub fn find(&self, id: RequestId) -> Option<usize> {
-        self.requests.iter().rposition(|request| request.id == id)
+    /// Returns `true` if requests have retention hints, or prefetch.
+    pub(crate) fn has_hints(&self) -> bool {
+        self.submissions().any(|event| match event {
+            Event::Submit(request) => request.prefetch || !request.retention.is_empty(),
+            _ => false,
+        })
+    }
+
+    /// Checks that what a change leaves out is there.
+    pub(super) fn check(&self, change: &Change) -> Result<(), RerunError> {
+        match change {
+            Change::Without(id) if self.requests.iter().all(|request| request.id != *id) => {
+                Err(RerunError::NoRequest(*id))
+            }
+            Change::WithoutHints if !self.has_hints() => Err(RerunError::NoHints),
+            _ => Ok(()),
+        }
     }
 }
 
