@@ -134,10 +134,10 @@ pub fn tune(
     let settings = candidates(&scripts[0]);
     let mut rounds = 0;
     // The second round sees what the settings of the first make of others.
-    while rounds < 2 && search.tried.len() < runs_max {
+    while rounds < 2 && search.candidates() < runs_max {
         let at_start = score;
         for values in &settings {
-            let left = runs_max.saturating_sub(search.tried.len());
+            let left = runs_max.saturating_sub(search.candidates());
             let with = |change: &Change| with(&best, change);
             let tries: Vec<Vec<Change>> = values.iter().take(left).map(with).filter(|it| *it != best).collect();
             for (changes, found) in tries.iter().zip(search.score(&tries)?) {
@@ -145,7 +145,7 @@ pub fn tune(
                     (best, score) = (changes.clone(), found);
                 }
             }
-            progress(search.tried.len());
+            progress(search.candidates());
         }
         rounds += 1;
         if score == at_start {
@@ -169,7 +169,7 @@ fn with(changes: &[Change], change: &Change) -> Vec<Change> {
     all
 }
 
-/// Returns the values to try of each setting: names from their registries, and half and twice the recorded limits of a step.
+/// Returns the values to try of each setting, all but the recorded one: names from their registries, and half and twice the limits of a step.
 fn candidates(script: &Script) -> Vec<Vec<Change>> {
     let core = &script.cluster.engines[0].core;
     let set = |name: &str, value: Value| {
@@ -191,6 +191,11 @@ fn candidates(script: &Script) -> Vec<Vec<Change>> {
         let routers = router::REGISTRY.names().filter(|name| script.cluster.router.split(':').next() != Some(*name));
         all.insert(1, routers.map(|name| Change::Router(name.into())).collect());
     }
+    let is_other = |change: &Change| {
+        let mut cluster = script.cluster.clone();
+        change.apply(&mut cluster).is_err() || cluster != script.cluster
+    };
+    all.iter_mut().for_each(|values| values.retain(is_other));
     all
 }
 
@@ -201,6 +206,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Returns the number of candidates tried: the recorded settings, which come first, are none.
+    fn candidates(&self) -> usize {
+        self.tried.len().saturating_sub(1)
+    }
+
     /// Scores candidates on the searched part, and notes them.
     fn score(&mut self, candidates: &[Vec<Change>]) -> Result<Vec<Option<Score>>, RerunError> {
         let jobs: Vec<(&Vec<Change>, &Script)> =

@@ -82,7 +82,8 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn text(found: &Tuned, cluster: &ClusterConfig) -> String {
-    let tried = found.tried.len();
+    // The recorded settings come first.
+    let tried = found.tried.len().saturating_sub(1);
     let recorded = per_cent(found.recorded_within);
     let begin =
         format!("{tried} candidates on the first half, where {recorded} of the requests were within the limits");

@@ -43,6 +43,8 @@ fn what_helps_both_halves_is_recommended_with_its_gain() {
     assert!(proof.gain[0] <= gained && gained <= proof.gain[1] && proof.gain[0] > 0.0, "{proof:?}");
     assert_eq!(proof.requests, 80);
     assert!(found.tried[0].changes.is_empty() && found.tried.len() > 10);
+    let tries = |text: &str| found.tried.iter().any(|tried| tried.changes.iter().any(|it| it.to_string() == text));
+    assert!(tries("target-step-ns=2x") && !tries("target-step-ns=0"), "0 is recorded");
     // Settings that no core has are tried without harm, and equal searches find the same.
     let again = tuned(true, "ttft=300ms");
     assert_eq!((again.best, again.proof), (found.best, found.proof));
