@@ -244,7 +244,15 @@ fn changes(out: &mut String) {
         }
     );
     texts!(out, BudgetError { Form: BudgetError::Form("e2e".into()), Figure: BudgetError::Figure("e2e_p98".into()) });
-    texts!(out, TuneError { Rerun: TuneError::Rerun(RerunError::Scores), TooFew: TuneError::TooFew { found: 12 } });
+    texts!(
+        out,
+        TuneError {
+            Rerun: TuneError::Rerun(RerunError::Scores),
+            TooFew: TuneError::TooFew { found: 12 },
+            TooFewInHalf: TuneError::TooFewInHalf { half: "second", found: 12 },
+            Settings: TuneError::Settings,
+        }
+    );
     texts!(
         out,
         RecordReplayError {

@@ -47,7 +47,7 @@ pub struct TuneArgs {
 /// Runs the command. The exit code is 3 if nothing is recommended.
 ///
 /// # Errors
-/// If a recording cannot be read, was made by another version, or has too few requests.
+/// If a recording cannot be read, was made by another version or with other settings, or has too few requests.
 pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
     // Every SLO limits each request here, so that the share of requests within is what is raised.
     let slos = Slos::new(&args.slo, Some(1.0))?;
@@ -58,13 +58,6 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
             script.replayed.matches != Some(false),
             "{} does not replay to its decisions; tune it with the version that made it",
             path.display()
-        );
-        let engines = |script: &Script| script.cluster.engines.len();
-        ensure!(
-            scripts.first().is_none_or(|first| engines(first) == engines(&script)),
-            "{} has {} engines, the recording before another number; give recordings of one fleet",
-            path.display(),
-            engines(&script)
         );
         scripts.push(script);
     }
