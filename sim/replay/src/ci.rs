@@ -56,6 +56,18 @@ pub struct Verdict {
     pub exceeded: Vec<(Budget, f64)>,
 }
 
+impl Verdict {
+    /// Returns the number of requests that completed before and no longer do.
+    pub fn lost(&self) -> usize {
+        self.diff.alone[0]
+    }
+
+    /// Returns `true` if requests completed, all those that completed before among them, and no budget is exceeded.
+    pub fn is_good(&self) -> bool {
+        !self.diff.pairs.is_empty() && self.lost() == 0 && self.exceeded.is_empty()
+    }
+}
+
 /// Returns the budgets that hold: those given, and the default for all other figures.
 pub fn budgets(given: &[Budget]) -> Vec<Budget> {
     let of = |figure: &'static str| {

@@ -5,7 +5,7 @@
 //! the first step that runs other tokens of other prompts is the first difference.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use trunkline_cluster::{Cluster, EngineId, Input, Output};
@@ -13,7 +13,7 @@ use trunkline_core::RequestId;
 use trunkline_core::core::event::Action;
 
 use crate::recorded::{RecordingError, Shown, Watcher, replay_watched, request_of};
-use crate::rerun::{Change, RerunError, Script, Served, Sources, Timing, Until, decisions_text, fold};
+use crate::rerun::{Change, RerunError, Script, Served, Sources, Timing, Until, decisions_text, fold, prompt_mark};
 use trunkline_sim_workload::summary::{Kept, Summary};
 
 /// Times of a request that completed, nanoseconds.
@@ -142,13 +142,37 @@ pub fn with_changes(script: &Script, changes: &[Change]) -> Result<Diff, RerunEr
     Ok(Diff { first, figures: figures(&pairs), pairs, alone: [alone, 0], sources: Some(run.sources) })
 }
 
+/// Recordings that cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum DiffError {
+    /// A recording cannot be read.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    /// This version decides otherwise than the server did.
+    #[error("{} does not replay to its decisions, so nothing is known of the server's; use the version that made it", .0.display())]
+    Decisions(PathBuf),
+}
+
+/// Reads a recording that replays to its decisions.
+///
+/// # Errors
+///
+/// [`DiffError`] if the recording cannot be read, or this version decides otherwise.
+pub fn load(path: &Path) -> Result<Script, DiffError> {
+    let script = Script::load(path, &mut |_| {})?;
+    if script.replayed.matches == Some(false) {
+        return Err(DiffError::Decisions(path.into()));
+    }
+    Ok(script)
+}
+
 /// Compares two recordings.
 ///
 /// # Errors
 ///
-/// [`RecordingError`] if a recording cannot be read, or is damaged before the end.
-pub fn of_recordings(before: &Path, after: &Path) -> Result<Diff, RecordingError> {
-    let scripts = [Script::load(before, &mut |_| {})?, Script::load(after, &mut |_| {})?];
+/// [`DiffError`] if a recording cannot be read, is damaged before the end, or does not replay to its decisions.
+pub fn of_recordings(before: &Path, after: &Path) -> Result<Diff, DiffError> {
+    let scripts = [load(before)?, load(after)?];
     let first = first_difference([before, after])?;
     let mut others: HashMap<(u64, u32), &Served> = HashMap::new();
     let mut seen: HashMap<u64, u32> = HashMap::new();
@@ -190,8 +214,7 @@ impl Watcher for Steps {
     fn hear(&mut self, at_ns: u64, input: &Input) {
         if let Some(request) = request_of(input) {
             self.first_ns.get_or_insert(at_ns);
-            let prompt = request.hashes.last().map_or(0, |hash| hash.fingerprint()) ^ request.prompt.len() as u64;
-            self.prompts.insert(request.id, prompt);
+            self.prompts.insert(request.id, prompt_mark(request));
         }
     }
 

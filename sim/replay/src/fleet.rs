@@ -113,24 +113,23 @@ pub fn replay_source(
     observer: &mut dyn Observer,
 ) -> Result<Report, ReplayError> {
     let started = Instant::now();
-    settings.validate()?;
-    let mut looped;
-    let source = match settings.arrivals.closed() {
-        None => source,
-        Some(shape) => {
-            source.wait_for_no_end();
-            if source.waits_for_ends() {
-                return Err(ReplayError::OwnUsers);
-            }
-            looped = Looped::new(source, shape);
-            &mut looped
-        }
-    };
-    let mut fleet = Fleet::new(source, settings, cost, Watched::by(observer))?;
+    let mut source = prepare(source, settings)?;
+    let mut fleet = Fleet::new(&mut *source, settings, cost, Watched::by(observer))?;
     fleet.run()?;
     let mut report = fleet.report();
     report.wall_s = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Checks the settings, and puts the users of a closed loop before the source if the settings have any.
+fn prepare<'a>(source: &'a mut dyn Source, settings: &Settings) -> Result<Box<dyn Source + 'a>, ReplayError> {
+    settings.validate()?;
+    let Some(shape) = settings.arrivals.closed() else { return Ok(Box::new(source)) };
+    source.wait_for_no_end();
+    if source.waits_for_ends() {
+        return Err(ReplayError::OwnUsers);
+    }
+    Ok(Box::new(Looped::new(source, shape)))
 }
 
 /// Pending step and copies of one engine of the cluster.

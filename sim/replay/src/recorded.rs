@@ -204,6 +204,24 @@ pub(crate) fn replay_watched(
     Ok(replay.end())
 }
 
+/// Returns the digest of the lines of the recording at `path`, 16 hex digits: the same however the file is packed.
+///
+/// # Errors
+///
+/// [`RecordingError`] if the file cannot be read.
+pub fn digest_of_lines(path: &Path) -> Result<String, RecordingError> {
+    let fail = |line, fault: LineFault| RecordingError { path: path.into(), line, fault: fault.into() };
+    let mut lines = Lines::open(path).map_err(|fault| fail(0, fault))?;
+    let mut digest = InputsDigest::default();
+    loop {
+        match lines.next_line() {
+            Ok(Some(line)) => digest.add(line),
+            Ok(None) | Err(LineFault::TruncatedGzip) => return Ok(digest.to_string()),
+            Err(fault) => return Err(fail(lines.number(), fault)),
+        }
+    }
+}
+
 struct Replay {
     cluster: Cluster,
     block_size: u32,
@@ -344,7 +362,7 @@ impl Replay {
 }
 
 /// Returns the engine that an input names.
-fn engine_of(input: &Input) -> Option<EngineId> {
+pub(crate) fn engine_of(input: &Input) -> Option<EngineId> {
     match input {
         Input::Client(_) => None,
         Input::Engine(engine, _) | Input::Retire(engine) | Input::DrainEngine(engine) | Input::OpenEngine(engine) => {

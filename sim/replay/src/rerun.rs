@@ -10,7 +10,7 @@
 
 use serde::Serialize;
 use trunkline_cluster::ClusterError;
-use trunkline_core::{ConfigError, FinishReason};
+use trunkline_core::{ConfigError, FinishReason, RequestId};
 use trunkline_sim_perf::cost::StepErrors;
 
 mod change;
@@ -21,7 +21,7 @@ mod script;
 mod times;
 
 pub use change::{Change, ChangeError, Value};
-pub(crate) use decisions::{fold, text as decisions_text};
+pub(crate) use decisions::{fold, prompt_mark, text as decisions_text};
 pub use saved::{SavedError, SavedFault};
 pub use script::{Script, Served};
 pub use times::Sources;
@@ -37,6 +37,12 @@ pub enum RerunError {
     /// Settings that no cluster has.
     #[error(transparent)]
     Cluster(Box<ClusterError>),
+    /// A request to leave out that is not there.
+    #[error("the recording has no request {0}, so it cannot run without it")]
+    NoRequest(RequestId),
+    /// Hints to leave out that are not there.
+    #[error("no request of the recording has hints, so it cannot run without them")]
+    NoHints,
     /// Too few steps to fit the time of others to.
     #[error("the recording has {found} steps, too few to estimate the time of others; record a longer run")]
     TooFewSteps {

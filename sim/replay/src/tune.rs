@@ -14,7 +14,7 @@ use trunkline_core::config::setting;
 use trunkline_core::draw::unit;
 use trunkline_core::{eviction, policy};
 
-use crate::rerun::{Change, Rerun, RerunError, Script, Timing, Until, Value};
+use crate::rerun::{Change, Rerun, RerunError, Script, Served, Timing, Until, Value};
 use crate::what_if::in_parallel;
 use trunkline_sim_report::slo::Slos;
 
@@ -90,6 +90,19 @@ pub enum TuneError {
         /// Requests that completed.
         found: usize,
     },
+    /// Too few requests in a half.
+    #[error("{found} requests of the {half} half completed, too few to compare; record at least {BLOCKS} in each half")]
+    TooFewInHalf {
+        /// `first` or `second`.
+        half: &'static str,
+        /// Requests that completed there.
+        found: usize,
+    },
+    /// Recordings of servers with different settings.
+    #[error(
+        "the recordings have different settings, so a change means something else in each; give recordings of one fleet"
+    )]
+    Settings,
 }
 
 /// Score of a candidate: share within the limits, and mean time to the end, nanoseconds.
@@ -116,28 +129,24 @@ struct Kept {
 ///
 /// # Errors
 ///
-/// [`TuneError`] if there are too few requests, or a recording cannot run with changes.
+/// [`TuneError`] if there are too few requests, the recordings have different settings, or one cannot run with changes.
 pub fn tune(
     scripts: &[Script],
     slos: &Slos,
     runs_max: usize,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Tuned, TuneError> {
-    let completed: usize =
-        scripts.iter().map(|script| script.requests.iter().filter(|it| it.completed()).count()).sum();
-    if completed < 4 * BLOCKS {
-        return Err(TuneError::TooFew { found: completed });
-    }
+    check(scripts)?;
     let mut search = Search { scripts, slos, tried: Vec::new() };
     let before = search.score(&[Vec::new()])?[0].unwrap_or(Score { within: 0.0, e2e_ns: f64::INFINITY });
     let (mut best, mut score) = (Vec::new(), before);
     let settings = candidates(&scripts[0]);
     let mut rounds = 0;
     // The second round sees what the settings of the first make of others.
-    while rounds < 2 && search.tried.len() < runs_max {
+    while rounds < 2 && search.candidates() < runs_max {
         let at_start = score;
         for values in &settings {
-            let left = runs_max.saturating_sub(search.tried.len());
+            let left = runs_max.saturating_sub(search.candidates());
             let with = |change: &Change| with(&best, change);
             let tries: Vec<Vec<Change>> = values.iter().take(left).map(with).filter(|it| *it != best).collect();
             for (changes, found) in tries.iter().zip(search.score(&tries)?) {
@@ -145,7 +154,7 @@ pub fn tune(
                     (best, score) = (changes.clone(), found);
                 }
             }
-            progress(search.tried.len());
+            progress(search.candidates());
         }
         rounds += 1;
         if score == at_start {
@@ -155,6 +164,24 @@ pub fn tune(
     let proof = if best.is_empty() { None } else { Some(search.prove(&best)?) };
     let recorded_within = search.recorded_within();
     Ok(Tuned { best, proof, recorded_within, tried: search.tried })
+}
+
+/// Checks that there is enough to search and to prove on, of one kind of server.
+fn check(scripts: &[Script]) -> Result<(), TuneError> {
+    let halves = completed_by_half(scripts);
+    let found: usize = halves.iter().sum();
+    if found < 4 * BLOCKS {
+        return Err(TuneError::TooFew { found });
+    }
+    for (half, found) in ["first", "second"].into_iter().zip(halves) {
+        if found < BLOCKS {
+            return Err(TuneError::TooFewInHalf { half, found });
+        }
+    }
+    if scripts.iter().any(|script| script.cluster != scripts[0].cluster) {
+        return Err(TuneError::Settings);
+    }
+    Ok(())
 }
 
 /// Returns changes with one of them for its setting.
@@ -169,7 +196,7 @@ fn with(changes: &[Change], change: &Change) -> Vec<Change> {
     all
 }
 
-/// Returns the values to try of each setting: names from their registries, and half and twice the recorded limits of a step.
+/// Returns the values to try of each setting, all but the recorded one: names from their registries, and half and twice the limits of a step.
 fn candidates(script: &Script) -> Vec<Vec<Change>> {
     let core = &script.cluster.engines[0].core;
     let set = |name: &str, value: Value| {
@@ -191,6 +218,11 @@ fn candidates(script: &Script) -> Vec<Vec<Change>> {
         let routers = router::REGISTRY.names().filter(|name| script.cluster.router.split(':').next() != Some(*name));
         all.insert(1, routers.map(|name| Change::Router(name.into())).collect());
     }
+    let is_other = |change: &Change| {
+        let mut cluster = script.cluster.clone();
+        change.apply(&mut cluster).is_err() || cluster != script.cluster
+    };
+    all.iter_mut().for_each(|values| values.retain(is_other));
     all
 }
 
@@ -201,6 +233,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Returns the number of candidates tried: the recorded settings, which come first, are none.
+    fn candidates(&self) -> usize {
+        self.tried.len().saturating_sub(1)
+    }
+
     /// Scores candidates on the searched part, and notes them.
     fn score(&mut self, candidates: &[Vec<Change>]) -> Result<Vec<Option<Score>>, RerunError> {
         let jobs: Vec<(&Vec<Change>, &Script)> =
@@ -259,12 +296,21 @@ fn pooled(results: Vec<Result<Vec<Kept>, RerunError>>) -> Result<Option<Score>, 
             Err(error @ (RerunError::Scores | RerunError::TooFewSteps { .. } | RerunError::Damaged)) => {
                 return Err(error);
             }
-            Err(RerunError::Config(_) | RerunError::Cluster(_)) => return Ok(None),
+            Err(_) => return Ok(None),
         }
     }
     let n = all.len().max(1) as f64;
     let within = all.iter().filter(|kept| kept.within).count() as f64 / n;
     Ok(Some(Score { within, e2e_ns: all.iter().map(|kept| kept.e2e_ns).sum::<f64>() / n }))
+}
+
+/// Returns the numbers of requests that completed among those that the search sees, and among the others.
+fn completed_by_half(scripts: &[Script]) -> [usize; 2] {
+    scripts.iter().fold([0; 2], |[first, second], script| {
+        let halves = script.requests.split_at(searched(script));
+        let completed = |half: &[Served]| half.iter().filter(|served| served.completed()).count();
+        [first + completed(halves.0), second + completed(halves.1)]
+    })
 }
 
 /// Returns the number of requests of a recording that the search sees: the first ones.

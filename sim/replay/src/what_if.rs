@@ -7,7 +7,6 @@ use serde::Serialize;
 use trunkline_cluster::router;
 use trunkline_core::RequestId;
 use trunkline_core::config::setting;
-use trunkline_core::core::event::Event;
 use trunkline_core::policy;
 
 use crate::explain::Explained;
@@ -149,14 +148,4 @@ pub(crate) fn in_parallel<J: Sync, R: Send>(jobs: &[J], work: impl Fn(&J) -> R +
 fn take<'a, J>(next: &AtomicUsize, jobs: &'a [J]) -> Option<(usize, &'a J)> {
     let at = next.fetch_add(1, Ordering::Relaxed);
     jobs.get(at).map(|job| (at, job))
-}
-
-impl Script {
-    /// Returns `true` if requests have retention hints, or prefetch.
-    fn has_hints(&self) -> bool {
-        self.submissions().any(|event| match event {
-            Event::Submit(request) => request.prefetch || !request.retention.is_empty(),
-            _ => false,
-        })
-    }
 }

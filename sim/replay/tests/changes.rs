@@ -4,6 +4,8 @@
 mod ci;
 #[path = "changes/diff.rs"]
 mod diff;
+#[path = "changes/explain.rs"]
+mod explain;
 #[path = "changes/fixture.rs"]
 mod fixture;
 #[path = "changes/rerun.rs"]

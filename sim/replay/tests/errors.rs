@@ -6,13 +6,14 @@ mod error_texts;
 use error_texts::texts;
 use trunkline_cluster::record::RecordError;
 use trunkline_cluster::{ClusterError, EngineId};
-use trunkline_core::ConfigError;
 use trunkline_core::names::registry::{RegistryError, UnknownName};
+use trunkline_core::{ConfigError, RequestId};
 use trunkline_sim_perf::cost::ParallelError;
 use trunkline_sim_replay::ReplayError;
 use trunkline_sim_replay::autoscale::AutoscaleError;
 use trunkline_sim_replay::calibrate::{BenchmarkError, TooFewSamples};
 use trunkline_sim_replay::ci::BudgetError;
+use trunkline_sim_replay::diff::DiffError;
 use trunkline_sim_replay::engine_memory::BadRelease;
 use trunkline_sim_replay::engines::EngineError;
 use trunkline_sim_replay::faults::FaultError;
@@ -205,6 +206,7 @@ fn changes(out: &mut String) {
             Request: ChangeError::Request("all".into()),
             Hints: ChangeError::Hints("true".into()),
             Name: ChangeError::Name("colour".into()),
+            BlockSize: ChangeError::BlockSize,
             Relative: ChangeError::Relative { name: "policy", text: "+1".into() },
         }
     );
@@ -213,9 +215,22 @@ fn changes(out: &mut String) {
         RerunError {
             Config: RerunError::Config(config()),
             Cluster: RerunError::Cluster(Box::new(ClusterError::EngineCount(0))),
+            NoRequest: RerunError::NoRequest(RequestId(17)),
+            NoHints: RerunError::NoHints,
             TooFewSteps: RerunError::TooFewSteps { found: 3 },
             Scores: RerunError::Scores,
             Damaged: RerunError::Damaged,
+        }
+    );
+    texts!(
+        out,
+        DiffError {
+            Recording: DiffError::Recording(RecordingError {
+                path: "run.jsonl".into(),
+                line: 1,
+                fault: RecordingFault::NoHeader,
+            }),
+            Decisions: DiffError::Decisions("run.jsonl".into()),
         }
     );
     texts!(out, SavedError = SavedError { path: "saved.gz".into(), fault: SavedFault::Damaged });
@@ -229,7 +244,15 @@ fn changes(out: &mut String) {
         }
     );
     texts!(out, BudgetError { Form: BudgetError::Form("e2e".into()), Figure: BudgetError::Figure("e2e_p98".into()) });
-    texts!(out, TuneError { Rerun: TuneError::Rerun(RerunError::Scores), TooFew: TuneError::TooFew { found: 12 } });
+    texts!(
+        out,
+        TuneError {
+            Rerun: TuneError::Rerun(RerunError::Scores),
+            TooFew: TuneError::TooFew { found: 12 },
+            TooFewInHalf: TuneError::TooFewInHalf { half: "second", found: 12 },
+            Settings: TuneError::Settings,
+        }
+    );
     texts!(
         out,
         RecordReplayError {

@@ -6,13 +6,14 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use trunkline_sim_replay::ci::{Budget, Verdict, budgets, verdict};
+use trunkline_sim_replay::recorded::digest_of_lines;
 use trunkline_sim_replay::rerun::Script;
 
-use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
+use crate::output::{JsonArgs, NOT_MET, per_cent, print, seconds, write_json};
 
 const EXAMPLES: &str = "\
 Examples:
-  What does this program decide otherwise than the one of the main branch, and is any latency more than 5 % worse?
+  Which decisions differ from the main branch, and is any latency more than 5 % worse?
     trunkline ci traffic/*.jsonl.gz --against ../main/target/release/trunkline
 
   The same in two steps: the other version saves the recordings, this one compares.
@@ -22,7 +23,8 @@ Examples:
 /// Run recordings with this version against another, and fail if a latency is worse than its budget.
 ///
 /// The recordings were made by the other version. Steps take their recorded time where this version runs the same tokens, else the time of a fit to the
-/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 1 if a budget is exceeded.
+/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 3 if a budget is exceeded, or requests
+/// that completed before no longer do.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CiArgs {
@@ -35,7 +37,7 @@ pub struct CiArgs {
     against: Option<PathBuf>,
 
     /// Write the recordings to a folder for another version to compare with, and compare nothing.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "json")]
     save: Option<PathBuf>,
 
     /// Growth of a latency that is accepted, in per cent, such as e2e_p99=2; 5 for each that is not named.
@@ -46,11 +48,12 @@ pub struct CiArgs {
     json: JsonArgs,
 }
 
-/// Runs the command. The exit code is a failure if a budget is exceeded.
+/// Runs the command. The exit code is 3 if a budget is exceeded, or requests that completed before no longer do.
 ///
 /// # Errors
 /// If a recording cannot be read, or the other version cannot save it.
 pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
+    check_names(&args.recordings)?;
     if let Some(folder) = &args.save {
         save(&args.recordings, folder)?;
         return Ok(ExitCode::SUCCESS);
@@ -69,8 +72,12 @@ pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
         Some(to) => write_json("report", to, &serde_json::to_string_pretty(&verdicts)?)?,
         None => print(&report(&verdicts, &budgets(&args.budget)))?,
     }
-    let is_within = verdicts.iter().all(|verdict| verdict.exceeded.is_empty());
-    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(code(&verdicts))
+}
+
+fn code(verdicts: &[Verdict]) -> ExitCode {
+    let is_good = verdicts.iter().all(Verdict::is_good);
+    if is_good { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) }
 }
 
 /// Returns the place of a saved recording.
@@ -79,12 +86,19 @@ fn place(folder: &Path, recording: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.saved.gz", name.to_string_lossy())))
 }
 
-fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+/// Refuses recordings that would be saved in one place.
+fn check_names(recordings: &[PathBuf]) -> anyhow::Result<()> {
     for (at, recording) in recordings.iter().enumerate() {
-        let to = place(folder, recording)?;
         let same = recordings[..at].iter().find(|other| other.file_name() == recording.file_name());
         ensure!(same.is_none(), "two recordings are called {}; rename one", recording.display());
+    }
+    Ok(())
+}
+
+fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for recording in recordings {
+        let to = place(folder, recording)?;
         let script = Script::load(recording, &mut |_| {})?;
         ensure!(
             script.replayed.matches != Some(false),
@@ -112,7 +126,14 @@ fn save_by(old: &Path, recordings: &[PathBuf], folder: &Path) -> anyhow::Result<
 fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
     let budgets = budgets(&args.budget);
     let one = |recording: &PathBuf| {
-        let script = Script::saved(&place(folder, recording)?)?;
+        let from = place(folder, recording)?;
+        let script = Script::saved(&from)?;
+        ensure!(
+            script.lines_digest == digest_of_lines(recording)?,
+            "{} is of another recording than {}; save it again",
+            from.display(),
+            recording.display()
+        );
         Ok(verdict(recording.display().to_string(), &script, &budgets)?)
     };
     args.recordings.iter().map(one).collect()
@@ -120,18 +141,34 @@ fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
 
 /// Returns the report, in Markdown.
 fn report(verdicts: &[Verdict], budgets: &[Budget]) -> String {
-    let exceeded = verdicts.iter().filter(|verdict| !verdict.exceeded.is_empty()).count();
-    let other = verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).count();
-    let head = match (exceeded, other) {
-        (0, 0) => "All decisions are those of the other version.".to_owned(),
-        (0, n) => format!("Decisions differ in {n} of {} recordings, within the budget.", verdicts.len()),
-        (bad, _) => format!("**Over the budget in {bad} of {} recordings.**", verdicts.len()),
-    };
-    let mut texts = vec!["## Recorded traffic".to_owned(), head];
-    texts.extend(
-        verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).map(|verdict| section(verdict, budgets)),
-    );
+    let mut texts = vec!["## Recorded traffic".to_owned(), head(verdicts)];
+    let is_shown = |verdict: &&Verdict| verdict.diff.first.is_some() || !verdict.is_good();
+    texts.extend(verdicts.iter().filter(is_shown).map(|verdict| section(verdict, budgets)));
     texts.join("\n\n")
+}
+
+fn head(verdicts: &[Verdict]) -> String {
+    let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
+    let all = verdicts.len();
+    let mut faults = Vec::new();
+    let exceeded = count(|verdict| !verdict.exceeded.is_empty());
+    faults.extend((exceeded > 0).then(|| format!("**Over the budget in {exceeded} of {all} recordings.**")));
+    let lost: usize = verdicts.iter().map(Verdict::lost).sum();
+    faults.extend((lost > 0).then(|| format!("**{}**", lost_text(lost))));
+    let empty = count(|verdict| verdict.diff.pairs.is_empty());
+    faults.extend((empty > 0).then(|| format!("**Nothing to compare in {empty} of {all} recordings.**")));
+    match (count(|verdict| verdict.diff.first.is_some()), faults.is_empty()) {
+        (_, false) => faults.join(" "),
+        (0, _) => "All decisions are those of the other version.".to_owned(),
+        (n, _) => format!("Decisions differ in {n} of {all} recordings, within the budget."),
+    }
+}
+
+fn lost_text(lost: usize) -> String {
+    match lost {
+        1 => "1 request that completed before no longer does.".into(),
+        n => format!("{n} requests that completed before no longer do."),
+    }
 }
 
 fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
@@ -159,9 +196,9 @@ fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
         );
     }
     let changed = diff.pairs.iter().filter(|pair| pair.slower_ns() != 0).count();
-    text += &format!("\n{changed} of {} requests take another time.", diff.pairs.len());
-    if diff.alone != [0, 0] {
-        text += &format!(" {} that completed before do not.", diff.alone[0]);
+    text += &format!("\n{changed} of {} requests take longer or shorter.", diff.pairs.len());
+    if verdict.lost() > 0 {
+        text += &format!(" {}", lost_text(verdict.lost()));
     }
     text
 }

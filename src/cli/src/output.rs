@@ -9,6 +9,10 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 pub(crate) use trunkline_sim_report::numbers::grouped;
 
+/// Exit status of a command whose answer is no: a plan without hardware for its SLOs, a budget exceeded, no settings to recommend. 1 is a failure, and 2
+/// a wrong command line.
+pub(crate) const NOT_MET: u8 = 3;
+
 /// Destination of results as JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct JsonArgs {

@@ -24,7 +24,7 @@ use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 
 use self::day::DayArgs;
 use self::progress::Progress;
-use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
+use crate::output::{JsonArgs, NOT_MET, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::estimate;
 use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
@@ -127,9 +127,6 @@ enum Planned<A> {
     Answer(A),
     Unable(Unable),
 }
-
-/// Exit status of a plan whose SLOs are not met; 1 is a failure, and 2 a wrong command line.
-const NOT_MET: u8 = 3;
 
 /// Runs the command. The exit status says whether some hardware meets the SLOs.
 ///

@@ -11,7 +11,7 @@ use trunkline_sim_replay::rerun::Script;
 use trunkline_sim_replay::tune::{Proof, Tuned, tune};
 use trunkline_sim_report::slo::{Slo, Slos};
 
-use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
+use crate::output::{JsonArgs, NOT_MET, per_cent, print, seconds, write_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
 /// Search settings for recorded traffic, and prove them on the part that the search did not see.
 ///
 /// The search runs the first half of each recording with other policies, routers, eviction policies, step targets, and half and twice the recorded limits of
-/// a step. Only what the second half confirms is recommended: the range of its gain does not reach zero. The exit code is 1 if nothing is.
+/// a step. Only what the second half confirms is recommended: the range of its gain does not reach zero. The exit code is 3 if nothing is.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct TuneArgs {
@@ -44,10 +44,10 @@ pub struct TuneArgs {
     json: JsonArgs,
 }
 
-/// Runs the command.
+/// Runs the command. The exit code is 3 if nothing is recommended.
 ///
 /// # Errors
-/// If a recording cannot be read, was made by another version, or has too few requests.
+/// If a recording cannot be read, was made by another version or with other settings, or has too few requests.
 pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
     // Every SLO limits each request here, so that the share of requests within is what is raised.
     let slos = Slos::new(&args.slo, Some(1.0))?;
@@ -58,13 +58,6 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
             script.replayed.matches != Some(false),
             "{} does not replay to its decisions; tune it with the version that made it",
             path.display()
-        );
-        let engines = |script: &Script| script.cluster.engines.len();
-        ensure!(
-            scripts.first().is_none_or(|first| engines(first) == engines(&script)),
-            "{} has {} engines, the recording before another number; give recordings of one fleet",
-            path.display(),
-            engines(&script)
         );
         scripts.push(script);
     }
@@ -78,11 +71,12 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<ExitCode> {
         None => print(&text(&found, &scripts[0].cluster))?,
     }
     let is_confirmed = found.proof.as_ref().is_some_and(|proof| proof.confirmed);
-    Ok(if is_confirmed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_confirmed { ExitCode::SUCCESS } else { ExitCode::from(NOT_MET) })
 }
 
 fn text(found: &Tuned, cluster: &ClusterConfig) -> String {
-    let tried = found.tried.len();
+    // The recorded settings come first.
+    let tried = found.tried.len().saturating_sub(1);
     let recorded = per_cent(found.recorded_within);
     let begin =
         format!("{tried} candidates on the first half, where {recorded} of the requests were within the limits");

@@ -15,6 +15,9 @@ pub(super) struct Ran {
     pub request: RequestId,
     /// Position of the first token.
     pub computed: u32,
+    /// Tokens that are sure to have KV at the end of the step: without drafts.
+    pub kept: u32,
+    /// Tokens that the step runs, with drafts.
     pub tokens: u32,
     /// `true` if the tokens are of an answer.
     pub decodes: bool,
@@ -24,7 +27,7 @@ impl Ran {
     fn of(seq: &StepSeq) -> Self {
         let tokens = seq.n_tokens + seq.n_drafts;
         let decodes = seq.sample && seq.n_tokens == 1 && seq.n_generated > 0;
-        Self { request: seq.request, computed: seq.computed, tokens, decodes }
+        Self { request: seq.request, computed: seq.computed, kept: seq.n_tokens, tokens, decodes }
     }
 }
 

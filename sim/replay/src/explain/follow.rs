@@ -160,7 +160,7 @@ impl Followed {
     pub fn computed(&mut self, engine: &Engine, step: u64) {
         let id = self.explained.id;
         let ran = engine.steps.iter().find(|flight| flight.id() == step).and_then(|flight| flight.of(id));
-        self.reached = self.reached.max(ran.map_or(0, |ran| ran.computed + ran.tokens));
+        self.reached = self.reached.max(ran.map_or(0, |ran| ran.computed + ran.kept));
     }
 
     /// Returns the requests that hold what this one waits for, and the sum of all shares.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::time::Instant;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -13,7 +14,7 @@ use trunkline_sim_report::observer::Observer;
 use trunkline_sim_report::report::Report;
 use trunkline_sim_workload::trace::Source;
 
-use super::{Fleet, ReplayError};
+use super::{Fleet, ReplayError, prepare};
 use crate::settings::Settings;
 
 /// Takes the time and an input of the cluster; returns `false` to stop the replay.
@@ -108,15 +109,21 @@ pub fn record(
     observer: &mut dyn Observer,
     path: &Path,
 ) -> Result<Report, RecordReplayError> {
+    let started = Instant::now();
+    // Before the file is created: a replay that cannot begin leaves an older one as it is.
+    let mut source = prepare(source, settings)?;
     let file = BufWriter::new(File::create(path)?);
-    if path.extension().is_some_and(|extension| extension == "gz") {
+    let mut report = if path.extension().is_some_and(|extension| extension == "gz") {
         let packed = GzEncoder::new(file, Compression::fast());
-        let (report, packed) = record_into(source, settings, cost, observer, packed)?;
+        let (report, packed) = record_into(&mut *source, settings, cost, observer, packed)?;
         packed.finish()?.flush()?;
-        return Ok(report);
-    }
-    let (report, mut file) = record_into(source, settings, cost, observer, file)?;
-    file.flush()?;
+        report
+    } else {
+        let (report, mut file) = record_into(&mut *source, settings, cost, observer, file)?;
+        file.flush()?;
+        report
+    };
+    report.wall_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
 

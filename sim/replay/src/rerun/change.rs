@@ -53,6 +53,11 @@ pub enum ChangeError {
     /// Unknown setting.
     #[error("there is no setting {}; `trunkline replay --help` lists the settings of an engine", quoted(.0))]
     Name(String),
+    /// Another size of blocks.
+    #[error(
+        "block-size cannot be changed: the recorded copies are of blocks of the recorded size; change device-blocks"
+    )]
+    BlockSize,
     /// Relative value of a setting that is not a number.
     #[error("{name} is not a number of things, so it cannot grow by {}; give a value", quoted(text))]
     Relative {
@@ -77,6 +82,9 @@ impl FromStr for Change {
             "router" => Ok(Self::Router(value.into())),
             _ => {
                 let setting = setting(&name.replace('-', "_")).ok_or_else(|| ChangeError::Name(name.into()))?;
+                if setting.name == "block_size" {
+                    return Err(ChangeError::BlockSize);
+                }
                 Ok(Self::Setting { name: setting.name, value: Value::parse(setting, value)? })
             }
         }
@@ -200,6 +208,7 @@ mod tests {
         assert!(fail("hints=true").ends_with("give hints=false"));
         assert!(fail("colour=red").starts_with("there is no setting 'colour'"));
         assert!(fail("policy=+1").contains("is not a number of things"));
+        assert!(fail("block-size=32").starts_with("block-size cannot be changed"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use trunkline_cluster::Output;
 use trunkline_core::core::event::Action;
-use trunkline_core::{Step, StepSeq};
+use trunkline_core::{Request, Step, StepSeq};
 
 /// Requests of a step that are named in a text.
 const NAMED_MAX: usize = 12;
@@ -14,6 +14,13 @@ const NAMED_MAX: usize = 12;
 pub(crate) fn fold(mark: u64, value: u64) -> u64 {
     let product = u128::from(mark ^ value ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
     (product as u64) ^ (product >> 64) as u64
+}
+
+/// Returns the mark of a prompt in its namespace, to find the request in another recording.
+pub(crate) fn prompt_mark(request: &Request) -> u64 {
+    let root = request.root.0;
+    let begin = fold(fold(fold(10, (root >> 64) as u64), root as u64), request.prompt.len() as u64);
+    request.prompt.iter().fold(begin, |mark, token| fold(mark, u64::from(*token)))
 }
 
 fn seq_mark(mark: u64, seq: &StepSeq) -> u64 {

@@ -75,6 +75,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub fn new(script: &'a Script, changes: &'a [Change], timing: Timing) -> Result<Self, RerunError> {
+        changes.iter().try_for_each(|change| script.check(change))?;
         let mut config = script.cluster.clone();
         changes.iter().try_for_each(|change| change.apply(&mut config))?;
         let cluster = Cluster::new(&config).map_err(|error| RerunError::Cluster(Box::new(error)))?;
@@ -140,7 +141,9 @@ impl<'a> Run<'a> {
         let number = self.at;
         let Some(input) = self.entry_input(entry)? else {
             self.leave_out(&entry.what);
+            self.now_ns = entry.at_ns;
             self.differ(number, entry.at_ns, "the request does not come".into());
+            self.stop_overdue();
             self.at += 1;
             return Ok(true);
         };
@@ -156,6 +159,7 @@ impl<'a> Run<'a> {
             self.differ(number, entry.at_ns, text(&self.outputs));
         }
         self.take_outputs();
+        self.stop_overdue();
         Ok(true)
     }
 
@@ -174,6 +178,19 @@ impl<'a> Run<'a> {
             copies.into_values().for_each(|(copy, at_ns)| self.owe_copy(engine, copy, at_ns));
             lookups.into_values().for_each(|(lookup, at_ns)| self.owe_lookup(engine, lookup, at_ns));
         }
+    }
+
+    /// Stops the requests that are past their stop at the first difference: the driver had found the stop string, and its input was still to come.
+    fn stop_overdue(&mut self) {
+        if self.follows {
+            return;
+        }
+        let is_overdue =
+            |at: usize| self.script.requests[at].stop_at.is_some_and(|tokens| tokens <= self.generated[at] as usize);
+        self.stops.extend(self.open.iter().filter(|(_, at)| is_overdue(**at)).map(|(id, _)| *id));
+        self.stops.sort_unstable();
+        self.stops.dedup();
+        self.deliver_stops();
     }
 
     /// Returns the input of an entry as this run gets it; `None` if it does not come.
@@ -318,13 +335,17 @@ impl<'a> Run<'a> {
         self.now_ns = self.now_ns.max(at_ns);
         self.cluster.handle(self.now_ns, input, &mut self.outputs);
         self.take_outputs();
-        while let Some(id) = self.stops.pop() {
-            self.cluster.handle(self.now_ns, Input::Client(Event::Stop(id)), &mut self.outputs);
-            self.take_outputs();
-        }
+        self.deliver_stops();
         match self.found.lacks_fit {
             true => Err(RerunError::TooFewSteps { found: self.script.times.n_steps() }),
             false => Ok(()),
+        }
+    }
+
+    fn deliver_stops(&mut self) {
+        while let Some(id) = self.stops.pop() {
+            self.cluster.handle(self.now_ns, Input::Client(Event::Stop(id)), &mut self.outputs);
+            self.take_outputs();
         }
     }
 
@@ -451,5 +472,50 @@ impl<'a> Run<'a> {
             result.ends.push(result.tokens.len() as u32);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::Settings;
+    use crate::fleet::record;
+    use trunkline_sim_perf::{hardware, model};
+    use trunkline_sim_report::outcome::Outcome;
+    use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
+
+    #[test]
+    fn a_stop_that_was_to_come_at_the_first_difference_comes() {
+        let request = |at: u32| TraceRequest {
+            arrival_ns: u64::from(at) * 200_000_000,
+            input_tokens: 60,
+            output_tokens: 100,
+            content: Content::Unique(at),
+            ..TraceRequest::default()
+        };
+        let trace = Trace { format: formats::SYNTHETIC, requests: (0..40).map(request).collect() };
+        let settings = Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("recording.jsonl");
+        let cost = settings.cost_model().unwrap();
+        let mut nobody = |_: &Outcome| ControlFlow::Continue(());
+        record(&mut trace.source(), &settings, &*cost, &mut nobody, &path).unwrap();
+        let mut script = Script::load(&path, &mut |_| {}).unwrap();
+        // A stop string in the first token of each, whose stop the recording does not have.
+        script.requests.iter_mut().for_each(|served| served.stop_at = Some(1));
+        let left_out = script.requests[20].clone();
+        let run = script.rerun(&[Change::Without(left_out.id)], Timing::Recorded, Until::End).unwrap();
+        let at_ns = run.first_difference.unwrap().at_ns;
+        assert_eq!(at_ns, left_out.at_ns);
+        let is_under_way = |served: &&crate::rerun::Served| {
+            served.first_token_ns.is_some_and(|ns| ns < at_ns) && served.end.unwrap().0 > at_ns
+        };
+        let stopped: Vec<_> = script.requests.iter().filter(is_under_way).collect();
+        assert!(!stopped.is_empty());
+        for (served, ended) in script.requests.iter().zip(&run.requests).filter(|(served, _)| is_under_way(served)) {
+            assert_eq!(ended.end, Some((at_ns, FinishReason::Stop)), "request {}", served.id);
+        }
     }
 }

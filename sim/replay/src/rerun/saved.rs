@@ -12,7 +12,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 use trunkline_cluster::record::Line;
-use trunkline_cluster::{ClusterConfig, EngineId};
+use trunkline_cluster::{ClusterConfig, EngineId, Input};
 use trunkline_core::StepResult;
 use trunkline_quote::of_parser;
 
@@ -20,7 +20,7 @@ use super::Timing;
 use super::run::Run;
 use super::script::{Entry, Script, Served, What};
 use super::times::Times;
-use crate::recorded::Replayed;
+use crate::recorded::{Replayed, engine_of};
 
 /// Version of the form.
 const VERSION: u32 = 1;
@@ -60,6 +60,7 @@ struct Saved {
     trunkline_saved_recording: u32,
     cluster: ClusterConfig,
     replayed: Replayed,
+    lines_digest: String,
     requests: Vec<Served>,
     entries: Vec<SavedEntry>,
     marks: Vec<u64>,
@@ -93,7 +94,7 @@ impl SavedEntry {
     }
 
     fn into_entry(self) -> Option<Entry> {
-        let (line, what): (Line, fn(Box<trunkline_cluster::Input>) -> What) = match self {
+        let (line, what): (Line, fn(Box<Input>) -> What) = match self {
             Self::Step { at_ns, engine, step, odd } => {
                 return Some(Entry { at_ns, what: What::Step { engine, step, odd } });
             }
@@ -125,6 +126,7 @@ impl Script {
             trunkline_saved_recording: VERSION,
             cluster: self.cluster.clone(),
             replayed: self.replayed.clone(),
+            lines_digest: self.lines_digest.clone(),
             requests: self.requests.clone(),
             entries: self.entries.iter().map(|entry| SavedEntry::of(entry, n_engines)).collect(),
             marks: self.marks.clone(),
@@ -159,22 +161,30 @@ impl Script {
     }
 
     fn of_saved(saved: Saved) -> Option<Self> {
-        let Saved { cluster, replayed, requests, entries, marks, mut times, acceptance, texts, .. } = saved;
+        let Saved { cluster, replayed, lines_digest, requests, entries, marks, mut times, acceptance, texts, .. } =
+            saved;
         let entries: Vec<Entry> = entries.into_iter().map(SavedEntry::into_entry).collect::<Option<_>>()?;
-        let n = requests.len();
         let engines = cluster.engines.len();
         let fits = |entry: &Entry| match &entry.what {
-            What::Submit(at, _) => *at < n,
+            What::Submit(at, input) => {
+                is_in(engines, input) && requests.get(*at).is_some_and(|served| served.at_ns == entry.at_ns)
+            }
             What::Step { engine, .. } => engine.index() < engines,
-            What::Fixed(_) | What::Stop(_) | What::Follows(_) => true,
+            What::Fixed(input) | What::Stop(input) | What::Follows(input) => is_in(engines, input),
         };
         let in_order = entries.windows(2).all(|pair| pair[0].at_ns <= pair[1].at_ns);
         let is_whole = engines > 0
             && entries.len() == marks.len()
             && texts.len() == marks.len()
             && in_order
-            && entries.iter().all(fits);
+            && entries.iter().all(fits)
+            && requests.iter().all(Served::is_in_order);
         times.fit();
-        is_whole.then_some(Self { cluster, replayed, requests, entries, marks, times, acceptance, texts })
+        is_whole.then_some(Self { cluster, replayed, lines_digest, requests, entries, marks, times, acceptance, texts })
     }
+}
+
+/// Returns `true` if the engine that an input names is one of so many.
+fn is_in(engines: usize, input: &Input) -> bool {
+    engine_of(input).is_none_or(|engine| engine.index() < engines)
 }

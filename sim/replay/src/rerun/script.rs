@@ -10,8 +10,9 @@ use trunkline_core::{FinishReason, Lookup, Refusal, Request, RequestId, Step, St
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_perf::link;
 
-use super::decisions::{mark, step_mark};
+use super::decisions::{mark, prompt_mark, step_mark};
 use super::times::{Times, copy_mark};
+use super::{Change, RerunError};
 use crate::calibrate::Copies;
 use crate::recorded::{self, News, RecordingError, Replayed, Shown, Watcher, replay_watched, request_of};
 
@@ -22,6 +23,8 @@ pub struct Script {
     pub cluster: ClusterConfig,
     /// Comparison of the decisions.
     pub replayed: Replayed,
+    /// Digest of the recording itself ([`recorded::digest_of_lines`]).
+    pub lines_digest: String,
     /// Requests in the order of arrival.
     pub requests: Vec<Served>,
     pub(super) entries: Vec<Entry>,
@@ -51,7 +54,7 @@ pub struct Served {
     pub end: Option<(u64, FinishReason)>,
     /// `true` for a prefetch, which has no answer.
     pub prefetch: bool,
-    /// Fingerprint of the prompt, to find the request in another recording.
+    /// Mark of the prompt, to find the request in another recording.
     pub prompt_mark: u64,
     /// Tokens of the answer, with those before the submission.
     pub(super) output: Vec<Token>,
@@ -75,7 +78,7 @@ impl Served {
             first_token_ns: None,
             end: None,
             prefetch: request.prefetch,
-            prompt_mark: request.hashes.last().map_or(0, |hash| hash.fingerprint()) ^ request.prompt.len() as u64,
+            prompt_mark: prompt_mark(request),
             output: request.generated.clone(),
             given: request.generated.len() as u32,
             stop_at: None,
@@ -86,6 +89,12 @@ impl Served {
     /// Returns `true` if the request ran to its own end, so that its time can be compared.
     pub fn completed(&self) -> bool {
         !self.prefetch && matches!(self.end, Some((_, FinishReason::Stop | FinishReason::Length)))
+    }
+
+    /// Returns `true` if arrival, first token and end follow each other.
+    pub(super) fn is_in_order(&self) -> bool {
+        let times = [Some(self.at_ns), self.first_token_ns, self.end.map(|(end_ns, _)| end_ns)];
+        times.into_iter().flatten().is_sorted()
     }
 
     /// Returns TTFT, TPOT and E2E of the request, nanoseconds, with its tokens at these times.
@@ -176,11 +185,12 @@ impl Script {
         let Loading { requests, entries, marks, mut times, drafts, .. } = loading;
         times.fit();
         let acceptance = drafts.1 as f64 / drafts.0.max(1) as f64;
-        Ok(Self { cluster, replayed, requests, entries, marks, times, acceptance, texts: Vec::new() })
+        let lines_digest = recorded::digest_of_lines(path)?;
+        Ok(Self { cluster, replayed, lines_digest, requests, entries, marks, times, acceptance, texts: Vec::new() })
     }
 
     /// Returns the events that submit requests, in order.
-    pub(crate) fn submissions(&self) -> impl Iterator<Item = &Event> {
+    fn submissions(&self) -> impl Iterator<Item = &Event> {
         self.entries.iter().filter_map(|entry| match &entry.what {
             What::Submit(_, input) => match &**input {
                 Input::Client(event) | Input::Engine(_, event) => Some(event),
@@ -190,9 +200,23 @@ impl Script {
         })
     }
 
-    /// Returns the place of a request among the requests: the last of that number.
-    pub fn find(&self, id: RequestId) -> Option<usize> {
-        self.requests.iter().rposition(|request| request.id == id)
+    /// Returns `true` if requests have retention hints, or prefetch.
+    pub(crate) fn has_hints(&self) -> bool {
+        self.submissions().any(|event| match event {
+            Event::Submit(request) => request.prefetch || !request.retention.is_empty(),
+            _ => false,
+        })
+    }
+
+    /// Checks that what a change leaves out is there.
+    pub(super) fn check(&self, change: &Change) -> Result<(), RerunError> {
+        match change {
+            Change::Without(id) if self.requests.iter().all(|request| request.id != *id) => {
+                Err(RerunError::NoRequest(*id))
+            }
+            Change::WithoutHints if !self.has_hints() => Err(RerunError::NoHints),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,7 +1,14 @@
 //! Recordings saved for other versions of the program.
 
+use std::fs::File;
+use std::io::BufReader;
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use serde_json::Value;
 use trunkline_sim_replay::ci::{budgets, verdict};
-use trunkline_sim_replay::rerun::Script;
+use trunkline_sim_replay::rerun::{SavedFault, Script};
 
 use crate::fixture::{recording, settings};
 
@@ -30,4 +37,36 @@ fn what_is_no_saved_recording_is_refused() {
     assert!(error.contains("not a recording saved by `trunkline ci --save`"), "{error}");
     let missing = Script::saved(&folder.path().join("none")).unwrap_err().to_string();
     assert!(missing.contains("cannot be read or written"), "{missing}");
+}
+
+#[test]
+fn a_damaged_saved_recording_is_refused() {
+    let (folder, path) = recording(&settings(2, 400), 24);
+    let to = folder.path().join("saved.gz");
+    Script::load(&path, &mut |_| {}).unwrap().save(&to).unwrap();
+    let whole: Value = serde_json::from_reader(BufReader::new(GzDecoder::new(File::open(&to).unwrap()))).unwrap();
+    let read_changed = |change: &dyn Fn(&mut Value)| {
+        let mut saved = whole.clone();
+        change(&mut saved);
+        let mut packed = GzEncoder::new(File::create(&to).unwrap(), Compression::fast());
+        serde_json::to_writer(&mut packed, &saved).unwrap();
+        packed.finish().unwrap();
+        Script::saved(&to)
+    };
+    read_changed(&|_| {}).unwrap();
+    let is_refused = |change: &dyn Fn(&mut Value)| {
+        let error = read_changed(change).unwrap_err();
+        assert!(matches!(error.fault, SavedFault::Damaged), "{error}");
+    };
+    is_refused(&|saved| {
+        let entries = saved["entries"].as_array_mut().unwrap().iter_mut();
+        let mut joined = entries.filter(|entry| entry["fixed"]["engine"] == Value::from(1));
+        joined.next().unwrap()["fixed"]["engine"] = Value::from(7);
+    });
+    let last = |saved: &mut Value, name: &str, value: Value| {
+        saved["requests"].as_array_mut().unwrap().last_mut().unwrap()[name] = value;
+    };
+    is_refused(&|saved| last(saved, "first_token_ns", Value::from(0)));
+    is_refused(&|saved| last(saved, "at_ns", Value::from(0)));
+    is_refused(&|saved| last(saved, "end", serde_json::json!([0, "length"])));
 }

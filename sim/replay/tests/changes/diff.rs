@@ -1,9 +1,14 @@
 //! Differences between recordings of simulated fleets.
 
-use trunkline_sim_replay::diff::{Figure, of_recordings, with_changes};
-use trunkline_sim_replay::rerun::Script;
+use std::fs;
+use std::io::Read;
 
-use crate::fixture::{recording, settings};
+use flate2::read::GzDecoder;
+use trunkline_sim_replay::diff::{DiffError, Figure, of_recordings, with_changes};
+use trunkline_sim_replay::rerun::Script;
+use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
+
+use crate::fixture::{recording, recording_of, settings};
 
 #[test]
 fn a_recording_differs_from_itself_in_nothing() {
@@ -46,4 +51,36 @@ fn requests_of_two_recordings_are_matched_by_their_prompts() {
     assert_eq!((diff.pairs.len(), diff.alone), (24, [16, 0]));
     let first = diff.first.unwrap();
     assert!(first.at_ns[0] >= 3_000_000_000, "the last requests that both have come in the third second: {first:?}");
+}
+
+#[test]
+fn prompts_that_differ_behind_their_last_full_block_are_two() {
+    let trace = |ends: [u32; 2]| {
+        let request = |end: u32| TraceRequest {
+            input_tokens: 20,
+            output_tokens: 4,
+            content: Content::Tokens((0..19).chain([end]).collect::<Vec<u32>>().into()),
+            ..TraceRequest::default()
+        };
+        Trace { format: formats::SYNTHETIC, requests: ends.map(request).to_vec() }
+    };
+    let ((_one, one), (_other, other)) =
+        (recording_of(&settings(1, 400), &trace([70, 80])), recording_of(&settings(1, 400), &trace([80, 70])));
+    let diff = of_recordings(&one, &other).unwrap();
+    assert_eq!(diff.pairs.len(), 2);
+    assert!(diff.pairs.iter().all(|pair| pair.id != pair.other_id), "{:?}", diff.pairs);
+}
+
+#[test]
+fn a_recording_with_other_decisions_is_refused_in_both_places() {
+    let (folder, path) = recording(&settings(1, 400), 8);
+    let mut text = String::new();
+    GzDecoder::new(&fs::read(&path).unwrap()[..]).read_to_string(&mut text).unwrap();
+    let digest = Script::load(&path, &mut |_| {}).unwrap().replayed.digest;
+    let other = folder.path().join("other.jsonl");
+    fs::write(&other, text.replace(&digest, "0123456789abcdef")).unwrap();
+    for (before, after) in [(&path, &other), (&other, &path)] {
+        let error = of_recordings(before, after).unwrap_err();
+        assert!(matches!(&error, DiffError::Decisions(refused) if *refused == other), "{error}");
+    }
 }

@@ -1,8 +1,9 @@
 //! Runs of recordings with changes.
 
+use trunkline_core::RequestId;
 use trunkline_sim_replay::Settings;
 use trunkline_sim_replay::explain::{Of, explain};
-use trunkline_sim_replay::rerun::{Change, Rerun, Script, Sources, Timing, Until};
+use trunkline_sim_replay::rerun::{Change, Rerun, RerunError, Script, Sources, Timing, Until};
 use trunkline_sim_replay::what_if::what_if;
 
 use crate::fixture::{recording, settings};
@@ -54,11 +55,15 @@ fn up_to_the_first_difference_a_changed_run_is_the_recorded_one() {
         let again = script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap();
         assert_eq!(run, again, "{text}");
     }
-    // Settings that the run already has change nothing, nor does a request that is not there.
-    for text in ["max-batch-size=6", "hints=false", "without=999", "device-blocks=+0"] {
+    // Settings that the run already has change nothing.
+    for text in ["max-batch-size=6", "device-blocks=+0"] {
         let run = script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap();
         assert_eq!(run.first_difference, None, "{text}");
     }
+    // What is not there cannot be left out.
+    let fault = |text: &str| script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap_err();
+    assert!(matches!(fault("without=999"), RerunError::NoRequest(RequestId(999))));
+    assert!(matches!(fault("hints=false"), RerunError::NoHints));
 }
 
 #[test]
@@ -82,7 +87,7 @@ fn leaving_out_who_is_to_blame_saves_time() {
     let (_folder, path) = recording(&settings(1, 400), 80);
     let script = Script::load(&path, &mut |_| {}).unwrap();
     let slowest = explain(&path, &Of::Slowest(1), &mut |_| {}).unwrap().requests.remove(0);
-    let at = script.find(slowest.id).unwrap();
+    let at = script.requests.iter().position(|served| served.id == slowest.id).unwrap();
     let changes: Vec<Change> = slowest.blamed.iter().take(2).map(|it| Change::Without(it.request)).collect();
     assert_eq!(changes.len(), 2);
     let answer = what_if(&script, at, &changes).unwrap();

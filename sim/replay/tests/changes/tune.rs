@@ -1,7 +1,7 @@
 //! Searches over recordings of simulated fleets, and the proof on requests that the search did not see.
 
 use trunkline_sim_replay::rerun::Script;
-use trunkline_sim_replay::tune::{Tuned, tune};
+use trunkline_sim_replay::tune::{TuneError, Tuned, tune};
 use trunkline_sim_report::slo::Slos;
 use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
 
@@ -43,6 +43,8 @@ fn what_helps_both_halves_is_recommended_with_its_gain() {
     assert!(proof.gain[0] <= gained && gained <= proof.gain[1] && proof.gain[0] > 0.0, "{proof:?}");
     assert_eq!(proof.requests, 80);
     assert!(found.tried[0].changes.is_empty() && found.tried.len() > 10);
+    let tries = |text: &str| found.tried.iter().any(|tried| tried.changes.iter().any(|it| it.to_string() == text));
+    assert!(tries("target-step-ns=2x") && !tries("target-step-ns=0"), "0 is recorded");
     // Settings that no core has are tried without harm, and equal searches find the same.
     let again = tuned(true, "ttft=300ms");
     assert_eq!((again.best, again.proof), (found.best, found.proof));
@@ -66,4 +68,20 @@ fn a_few_requests_prove_nothing() {
         error,
         "40 requests completed, too few to search on one half and prove on the other; record at least 80"
     );
+}
+
+#[test]
+fn halves_without_requests_and_unlike_recordings_are_refused() {
+    let slos = Slos::new(&["ttft=1s".parse().unwrap()], Some(1.0)).unwrap();
+    let script = |blocks: u32| {
+        let (_folder, path) = recording_of(&settings(1, blocks), &trace(true));
+        Script::load(&path, &mut |_| {}).unwrap()
+    };
+    let unlike = tune(&[script(4000), script(3000)], &slos, 60, &mut |_| {}).unwrap_err();
+    assert!(matches!(unlike, TuneError::Settings), "{unlike}");
+    let mut uneven = script(4000);
+    let half = uneven.requests.len() / 2;
+    uneven.requests[half + 10..].iter_mut().for_each(|served| served.end = None);
+    let error = tune(&[uneven], &slos, 60, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, TuneError::TooFewInHalf { half: "second", found: 10 }), "{error}");
 }

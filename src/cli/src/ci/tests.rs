@@ -5,7 +5,7 @@ use std::fs;
 use clap::Parser;
 
 use super::*;
-use crate::explain::tests::record;
+use crate::explain::tests::{record, record_on};
 use crate::{Cli, Command as Commands};
 
 fn ci(words: &[&str]) -> anyhow::Result<ExitCode> {
@@ -44,6 +44,26 @@ fn a_version_that_decides_otherwise_fails_its_budget() {
 }
 
 #[test]
+fn requests_that_no_longer_complete_fail_whatever_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("r.jsonl.gz");
+    record(&recording);
+    let script = Script::load(&recording, &mut |_| {}).unwrap();
+    let good = verdict("r".into(), &script, &budgets(&[])).unwrap();
+    assert!(good.is_good());
+    let mut lossy = good.clone();
+    lossy.diff.alone = [2, 0];
+    let text = report(&[good.clone(), lossy.clone()], &budgets(&[]));
+    assert!(text.contains("**2 requests that completed before no longer do.**\n\n### r"), "{text}");
+    assert!(text.ends_with(" take longer or shorter. 2 requests that completed before no longer do."), "{text}");
+    let mut empty = good.clone();
+    empty.diff.pairs.clear();
+    assert!(report(std::slice::from_ref(&empty), &[]).contains("**Nothing to compare in 1 of 1 recordings.**"));
+    assert!(!lossy.is_good() && !empty.is_good());
+    assert_eq!((code(&[good.clone()]), code(&[good, lossy])), (ExitCode::SUCCESS, ExitCode::from(NOT_MET)));
+}
+
+#[test]
 fn what_cannot_be_compared_is_said_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let recording = folder.path().join("r.jsonl.gz");
@@ -58,10 +78,20 @@ fn what_cannot_be_compared_is_said_in_one_line() {
     fs::copy(&recording, &second).unwrap();
     let both = fault(&[path, second.to_str().unwrap(), "--save", folder.path().join("s").to_str().unwrap()]);
     assert!(both.starts_with("two recordings are called "), "{both}");
+    let saved = folder.path().join("saved");
+    ci(&[path, "--save", saved.to_str().unwrap()]).unwrap();
+    let against = ["--against", saved.to_str().unwrap()];
+    let both = fault(&[&[path, second.to_str().unwrap()], &against[..]].concat());
+    assert!(both.starts_with("two recordings are called "), "{both}");
+    ci(&[&[second.to_str().unwrap()], &against[..]].concat()).unwrap();
+    record_on(&second, "800");
+    let other = fault(&[&[second.to_str().unwrap()], &against[..]].concat());
+    assert!(other.contains(" is of another recording than ") && other.ends_with("; save it again"), "{other}");
     let refused = |words: &[&str]| Cli::try_parse_from([&["trunkline", "ci", "r"], words].concat()).is_err();
     assert!(
         refused(&[])
             && refused(&["--save", "s", "--against", "o"])
+            && refused(&["--save", "s", "--json", "-"])
             && refused(&["--against", "o", "--budget", "e2e=1"])
     );
 }

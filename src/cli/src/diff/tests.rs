@@ -1,6 +1,7 @@
 //! Differences between a recorded replay and the same with changes.
 
 use clap::Parser;
+use trunkline_sim_replay::rerun::Script;
 
 use super::*;
 use crate::explain::tests::record;

@@ -17,9 +17,14 @@ fn command(words: &[&str]) -> Command {
 
 /// Records a replay of the trace of the repository on too few blocks.
 pub(crate) fn record(to: &Path) {
+    record_on(to, "900");
+}
+
+/// Records such a replay on so many blocks.
+pub(crate) fn record_on(to: &Path, blocks: &str) {
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(TRACE);
     let json = to.with_extension("json");
-    let words = ["replay", trace.to_str().unwrap(), "--limit", "120", "--replicas", "2", "--device-blocks", "900"];
+    let words = ["replay", trace.to_str().unwrap(), "--limit", "120", "--replicas", "2", "--device-blocks", blocks];
     let outputs = ["--policy", "fcfs", "--record", to.to_str().unwrap(), "--json", json.to_str().unwrap()];
     let Command::Replay(args) = command(&[&words[..], &outputs[..]].concat()) else { panic!("a replay") };
     crate::replay::run(*args).unwrap();

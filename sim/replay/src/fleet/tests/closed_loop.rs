@@ -76,3 +76,21 @@ fn fast_forwards_change_nothing_and_nothing_does_it_again() {
         assert_eq!((single.digest, steps.0), (first.digest, first.batches.steps), "{router}");
     }
 }
+
+#[test]
+fn a_replay_that_is_recorded_has_the_same_users() {
+    let (trace, settings) = (conversations(60, 5), looped(4, 0.5, 2));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.jsonl.gz");
+    let mut nobody = |_: &Outcome| ControlFlow::Continue(());
+    let mut recorded = record(&mut trace.source(), &settings, &OneMs, &mut nobody, &path).unwrap();
+    let mut plain = replay_watched(&trace, &settings, &OneMs, &mut nobody).unwrap();
+    assert!(recorded.wall_s > 0.0 && plain.wall_s > 0.0);
+    (recorded.wall_s, plain.wall_s) = (0.0, 0.0);
+    assert_eq!(recorded, plain);
+    // Settings that cannot be replayed leave the file as it is.
+    let before = std::fs::read(&path).unwrap();
+    let none = Settings { replicas: 0, ..settings };
+    record(&mut trace.source(), &none, &OneMs, &mut nobody, &path).unwrap_err();
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
