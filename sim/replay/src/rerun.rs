@@ -110,7 +110,7 @@ pub struct Rerun {
     pub first_difference: Option<Difference>,
     /// Ends of the requests, in their order of arrival.
     pub requests: Vec<Ended>,
-    /// Sources of the durations behind the first difference.
+    /// Sources of the durations after the first difference.
     pub sources: Sources,
     /// Digest of the decisions.
     pub digest: u64,

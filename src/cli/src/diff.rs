@@ -88,13 +88,13 @@ pub(crate) fn text(found: &Diff) -> String {
         grouped(found.pairs.len() as u64 - slower - faster)
     );
     if found.alone != [0, 0] {
-        counts += &format!("; completed before alone {}, after alone {}", found.alone[0], found.alone[1]);
+        counts += &format!("; {} completed only before, {} only after", found.alone[0], found.alone[1]);
     }
     texts.push(counts);
     texts.extend((slower + faster > 0).then(|| most_changed(&found.pairs)));
     texts.extend(found.sources.filter(|sources| sources.recorded_steps + sources.fitted_steps > 0).map(|sources| {
         let (recorded, fitted) = (grouped(sources.recorded_steps), grouped(sources.fitted_steps));
-        format!("behind the first difference {recorded} steps have their recorded times, {fitted} those of a fit to this recording")
+        format!("after the first difference {recorded} steps have their recorded times, {fitted} those of a fit to this recording")
     }));
     texts.join("\n\n")
 }

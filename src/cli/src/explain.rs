@@ -139,9 +139,10 @@ fn answers(
             (served.id, served.at_ns) == (explained.id, explained.submitted_ns)
         };
         let Some(at) = script.requests.iter().position(is_it) else { continue };
+        let how = if explained.end.starts_with("refused") { "was refused" } else { "did not end" };
         ensure!(
             script.requests[at].end.is_some(),
-            "request {} did not end in the recording, so no change can save it time",
+            "request {} {how} in the recording, so no change can save it time",
             explained.id
         );
         let mut all = changes.to_vec();

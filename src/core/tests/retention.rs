@@ -213,7 +213,7 @@ fn a_flush_and_a_lost_worker_end_all_hints() {
 #[test]
 fn hints_that_say_nothing_change_no_decision() {
     let digest = |hints: &[RetentionHint]| {
-        let mut cache = Cache::new("reuse");
+        let mut cache = Cache::new("arc");
         for content in 0..60 {
             cache.ask(1, prompt(content % 7, 4 + content % 9), 3, hints);
         }

@@ -45,7 +45,7 @@ pub(super) struct Times {
 /// Source of the durations of a changed run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sources {
-    /// Steps behind the first difference with their recorded durations, because they were the same.
+    /// Steps after the first difference with their recorded durations, because they were the same.
     pub recorded_steps: u64,
     /// Steps with durations of the fit.
     pub fitted_steps: u64,

@@ -45,13 +45,21 @@ fn up_to_the_first_difference_a_changed_run_is_the_recorded_one() {
         let run = script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap();
         let difference = run.first_difference.clone().unwrap_or_else(|| panic!("{text} changes nothing"));
         let mut before = 0;
+        let is_before = |ns: u64| ns < difference.at_ns;
         for (served, ended) in script.requests.iter().zip(&run.requests) {
-            if served.end.unwrap().0 < difference.at_ns {
+            if is_before(served.end.unwrap().0) {
                 before += 1;
                 assert_eq!(ended.end, served.end, "{text}: request {} ended before the difference", served.id);
             }
+            if served.first_token_ns.is_some_and(is_before) {
+                assert_eq!(ended.first_token_ns, served.first_token_ns, "{text}: request {}", served.id);
+            }
         }
-        assert!(before > 0 || difference.input < 40, "{text}: {difference:?}");
+        if text == "without=30" {
+            let left_out = script.requests.iter().find(|served| served.id == RequestId(30)).unwrap();
+            assert_eq!(difference.at_ns, left_out.at_ns);
+            assert!(before > 0, "requests of the bursts before have ended");
+        }
         let again = script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap();
         assert_eq!(run, again, "{text}");
     }

@@ -4,32 +4,27 @@ use clap::Parser;
 use trunkline_sim_replay::rerun::Script;
 
 use super::*;
-use crate::explain::tests::record;
+use crate::explain::tests::{Rig, parsed};
 use crate::{Cli, Command};
 
 fn diff(words: &[&str]) -> anyhow::Result<()> {
-    let Command::Diff(args) = Cli::try_parse_from([&["trunkline", "diff"], words].concat())?.command else {
-        panic!("diff")
-    };
+    let Command::Diff(args) = parsed(&[&["diff"], words].concat())? else { panic!("diff") };
     run(&args)
 }
 
 #[test]
 fn a_recording_is_compared_with_itself_and_with_its_run_under_changes() {
-    let folder = tempfile::tempdir().unwrap();
-    let (recording, to) = (folder.path().join("r.jsonl.gz"), folder.path().join("diff.json"));
-    record(&recording);
-    let (path, json) = (recording.to_str().unwrap(), to.to_str().unwrap());
-    let read = || -> serde_json::Value { serde_json::from_str(&std::fs::read_to_string(&to).unwrap()).unwrap() };
+    let rig = Rig::new();
+    let (path, json) = (&rig.recording[..], &rig.results[..]);
     diff(&[path, path, "--json", json]).unwrap();
-    assert!(read()["first"].is_null());
+    assert!(rig.read()["first"].is_null());
     diff(&[path, "--with", "max-batch-size=1", "--with", "policy=sjf", "--json", json]).unwrap();
-    let found = read();
+    let found = rig.read();
     assert!(found["first"]["decisions"][0] != found["first"]["decisions"][1]);
     assert_eq!(found["figures"].as_array().unwrap().len(), 6);
-    let script = Script::load(&recording, &mut |_| {}).unwrap();
+    let script = Script::load(path.as_ref(), &mut |_| {}).unwrap();
     let text = text(&with_changes(&script, &["max-batch-size=1".parse().unwrap()]).unwrap());
-    for part in ["first difference at ", "ttft_p99", " requests: ", "E2E before", "behind the first difference "] {
+    for part in ["first difference at ", "ttft_p99", " requests: ", "E2E before", "after the first difference "] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let refused = |words: &[&str]| Cli::try_parse_from([&["trunkline", "diff", "r"], words].concat()).is_err();

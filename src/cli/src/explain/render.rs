@@ -172,8 +172,14 @@ fn what_if(answer: &WhatIf, request: &Explained) -> String {
     lines.extend(differences.map(|(run, difference)| describe(run, difference)));
     lines.extend(answer.impossible.iter().map(|(change, why)| format!("{change}: impossible: {why}")));
     let fitted = answer.fitted_e2e_ns.map_or_else(
-        || "and no such run ended".into(),
-        |ns| format!("of the recorded decisions they make {} s, instead of {} s", short(ns), short(request.e2e_ns())),
+        || "with fitted times alone the request does not end".into(),
+        |ns| {
+            format!(
+                "with fitted times alone the recorded decisions take {} s, where they took {} s",
+                short(ns),
+                short(request.e2e_ns())
+            )
+        },
     );
     let error = answer.fit_error.as_deref().unwrap_or("unknown");
     lines.push(format!(

@@ -30,6 +30,33 @@ pub(crate) fn record_on(to: &Path, blocks: &str) {
     crate::replay::run(*args).unwrap();
 }
 
+/// Returns the command of these words.
+pub(crate) fn parsed(words: &[&str]) -> anyhow::Result<Command> {
+    Ok(Cli::try_parse_from([&["trunkline"], words].concat())?.command)
+}
+
+/// A recording, and a file for results.
+pub(crate) struct Rig {
+    _folder: tempfile::TempDir,
+    pub(crate) recording: String,
+    pub(crate) results: String,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (recording, results) = (path("r.jsonl.gz"), path("results.json"));
+        record(Path::new(&recording));
+        Self { _folder: folder, recording, results }
+    }
+
+    /// Returns the results of the last command.
+    pub(crate) fn read(&self) -> Value {
+        serde_json::from_str(&fs::read_to_string(&self.results).unwrap()).unwrap()
+    }
+}
+
 fn explain(words: &[&str]) -> anyhow::Result<()> {
     let Command::Explain(args) = command(&[&["explain"], words].concat()) else { panic!("an explanation") };
     run(&args)

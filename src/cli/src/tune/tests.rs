@@ -3,24 +3,20 @@
 use clap::Parser;
 
 use super::*;
-use crate::explain::tests::record;
+use crate::explain::tests::{Rig, parsed};
 use crate::{Cli, Command};
 
 fn tuned(words: &[&str]) -> anyhow::Result<ExitCode> {
-    let Command::Tune(args) = Cli::try_parse_from([&["trunkline", "tune"], words].concat())?.command else {
-        panic!("tune")
-    };
+    let Command::Tune(args) = parsed(&[&["tune"], words].concat())? else { panic!("tune") };
     run(&args)
 }
 
 #[test]
 fn a_search_says_what_it_tried_and_what_the_other_half_confirms() {
-    let folder = tempfile::tempdir().unwrap();
-    let (recording, to) = (folder.path().join("r.jsonl.gz"), folder.path().join("tuned.json"));
-    record(&recording);
-    let (path, json) = (recording.to_str().unwrap(), to.to_str().unwrap());
+    let rig = Rig::new();
+    let (path, json) = (&rig.recording[..], &rig.results[..]);
     let code = tuned(&[path, "--slo", "ttft=1s", "--runs", "6", "--json", json]).unwrap();
-    let found: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&to).unwrap()).unwrap();
+    let found = rig.read();
     // The recorded settings come first, and are no candidate.
     let tried = found["tried"].as_array().unwrap();
     assert!(tried.len() == 7 && tried[0]["changes"] == serde_json::json!([]), "{tried:?}");
