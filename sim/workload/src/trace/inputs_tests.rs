@@ -82,7 +82,8 @@ fn times_of_token_ids_are_in_the_field_of_the_first_line() {
     let bad = |first: &str, second: &str| fault([line(first), line(second)].join("\n"));
     for (first, second) in [("arrival_time", "arrival_time_ns"), ("arrival_time_ns", "arrival_time")] {
         let error = bad(first, second);
-        assert!(error.starts_with(&format!(", line 2: field '{first}' is missing; a request has ")), "{error}");
+        let wanted = [", line 2: field '", first, "' is missing; a request has "].concat();
+        assert!(error.starts_with(&wanted), "{error}");
     }
     let error = fault(line("arrival_time").replace('2', "-2"));
     assert!(error.starts_with(", line 1: arrival_time is -2; it must be seconds"), "{error}");

@@ -114,7 +114,7 @@ fn is_attention(name: &str, end: &str) -> bool {
 const LAYERS_MAX: u64 = 1 << 12;
 
 /// Returns the numbers of the layers in a name: one, several as in `(0|1|2)` or `[0-3]`, or all that begin alike as in the glob `1*`; `None` for all
-/// layers, and for an expression that is none of these.
+/// layers, and for any other expression.
 fn layers_of(name: &str) -> Option<Vec<u64>> {
     let at = ["layers", "blocks", "h."].iter().find_map(|word| name.find(word).map(|at| at + word.len()))?;
     let rest = name[at..].strip_prefix("[.]").unwrap_or(&name[at..]);
