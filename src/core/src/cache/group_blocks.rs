@@ -107,6 +107,11 @@ impl GroupBlocks {
         self.noted.as_mut().map_or(Vec::new(), std::mem::take)
     }
 
+    /// Returns the number of changes since the last call of [`Self::take_changes`].
+    pub fn n_changes(&self) -> usize {
+        self.noted.as_ref().map_or(0, Vec::len)
+    }
+
     /// Notes that nobody finds the blocks at a block of the tree any more, which is being struck out.
     pub fn hide(&mut self, node: u32) {
         let there: Vec<usize> = self.numbers().filter(|group| self.get(node, *group).is_some()).collect();

@@ -25,6 +25,7 @@ mod tiered_groups;
 
 use std::collections::VecDeque;
 
+use self::changing::DeviceChanges;
 use self::demotions::Demotions;
 use self::offers::Offers;
 use self::promised::Promised;
@@ -35,7 +36,6 @@ use crate::blocks::entries::Entries;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::host::{HostPool, HostState};
 use crate::blocks::prefix::Prefix;
-use crate::cache::changes::CacheChanges;
 use crate::cache::group_blocks::{GroupBlocks, Placed};
 use crate::cache::links::Links;
 use crate::cache::lookups::Lookups;
@@ -97,7 +97,7 @@ pub(crate) struct Kv {
     /// `true` if blocks of requests that end, and duplicates, are free at once where nothing but steps uses blocks.
     frees_early: bool,
     /// Changes of the device's cached blocks, if somebody asks for them.
-    changes: Option<Box<CacheChanges>>,
+    changes: Option<Box<DeviceChanges>>,
     /// Evictions of the last input, if somebody asks for them.
     evicted: Option<Vec<Evicted>>,
 }
@@ -344,10 +344,9 @@ impl Kv {
     /// Publishes the full blocks of a sequence up to the `computed`-th token, and replaces duplicates by the blocks published before. A
     /// duplicate read by steps in flight, `last_step` at the latest, is freed at the end of the last reading step.
     pub fn publish(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {
-        // A block published now may take the place of one whose change is not named yet.
-        self.name_changes(None);
+        self.name_unpublished();
         self.publish_blocks(seq, computed, last_step, journal);
-        self.name_changes(Some(seq.id));
+        self.note_publication(seq.id);
     }
 
     fn publish_blocks(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {

@@ -33,6 +33,15 @@ pub(crate) struct PlannedBlock {
     pub block: u32,
 }
 
+/// A device block that is to get an identity.
+#[derive(Clone, Copy, Debug)]
+struct Unidentified {
+    root: BlockHash,
+    block: u32,
+    parent: Option<u32>,
+    hash: BlockHash,
+}
+
 impl Hole for PlannedBlock {
     const HOLE: Self = Self { tier: 0, block: NO_BLOCK };
 }
@@ -46,6 +55,8 @@ pub(crate) struct Tiers {
     shared: Option<usize>,
     /// Identity of each published device block.
     keys: Vec<BlockKey>,
+    /// Published device blocks without identities yet, each after the one before it. Empty with tiers, which may take a block at once.
+    unidentified: Vec<Unidentified>,
     /// Device blocks that writing back keeps free.
     device_spare: u32,
     /// Tiers whose last answer refused blocks.
@@ -77,6 +88,7 @@ impl Tiers {
             writes: config.tiers.iter().map(|tier| tier.write).collect(),
             shared: config.tiers.iter().position(|tier| tier.shared),
             keys: Vec::new(),
+            unidentified: Vec::new(),
             device_spare: config.pool_blocks() / SPARE_SHARE,
             saturated: [false; TIERS_MAX],
             owed: [0; TIERS_MAX],
@@ -290,9 +302,22 @@ impl Tiers {
 
     /// Computes the identity of a block just published on the device.
     pub fn identify(&mut self, root: BlockHash, block: u32, parent: Option<u32>, hash: BlockHash, tokens: &[Token]) {
-        if !self.identifies() {
-            return;
+        let found = Unidentified { root, block, parent, hash };
+        if !self.is_empty() {
+            self.set_key(found, tokens);
+        } else if self.is_heard {
+            self.unidentified.push(found);
         }
+    }
+
+    /// Gives the blocks published since the last call their identities, if only a listener asks for these: SHA-256 can wait until a step is under way.
+    pub fn identify_late(&mut self, tree: &PrefixTree) {
+        let mut waiting = std::mem::take(&mut self.unidentified);
+        waiting.drain(..).for_each(|found| self.set_key(found, tree.tokens_at(found.block)));
+        self.unidentified = waiting;
+    }
+
+    fn set_key(&mut self, Unidentified { root, block, parent, hash }: Unidentified, tokens: &[Token]) {
         let parent = parent.map(|parent| &self.keys[parent as usize]);
         let key = content_key::after(root, parent, hash, tokens);
         if self.keys.len() <= block as usize {

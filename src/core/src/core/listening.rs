@@ -80,8 +80,9 @@ impl Core {
         self.state.kv.take_changes()
     }
 
-    /// Returns all blocks that requests can find now, as if they were stored now, each behind the one before it in its prefix. Empty unless
-    /// [`Self::listen_to_cache`] was called. O(blocks log blocks).
+    /// Returns all blocks that requests can find now, as if they were stored now, each after the one before it in its prefix. Empty unless
+    /// [`Self::listen_to_cache`] was called. MUST be called after [`Self::take_cache_events`] of the last input, which gives blocks their
+    /// names. O(blocks log blocks).
     pub fn cached_blocks(&self) -> Vec<CacheEvent> {
         self.state.kv.cached()
     }

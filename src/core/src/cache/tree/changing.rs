@@ -26,6 +26,11 @@ impl PrefixTree {
         self.changes.as_mut().map_or(Vec::new(), std::mem::take)
     }
 
+    /// Returns the number of changes since the last call of [`Self::take_changes`].
+    pub(crate) fn n_changes(&self) -> usize {
+        self.changes.as_ref().map_or(0, Vec::len)
+    }
+
     /// Takes the memory of a list of changes back.
     pub(crate) fn reuse_changes(&mut self, mut changes: Vec<(u32, Change)>) {
         changes.clear();
