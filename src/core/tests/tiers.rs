@@ -496,7 +496,7 @@ fn a_pin_goes_with_its_block_to_the_tier_behind() {
         assert_eq!(ask_pinning(&mut rig, 2, 1, prompt(2, 33)), 32);
         press(&mut rig);
         let found = [1, 2].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)));
-        // Of a far tier that takes what the near one is about to drop, a block that the near tier dropped first is lost.
+        // A near tier that copies a block to the far one first has no room for the eighth, which stays pinned on the device; `press` drops it.
         assert_eq!(found, [0, if write == Write::Back { 28 } else { 32 }], "{write:?}");
     }
 }
