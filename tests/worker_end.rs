@@ -280,9 +280,15 @@ async fn blocks_go_to_a_tier_and_come_back_through_the_connection() {
     client.until(|info| info.engines[0].worker.is_some()).await;
     let first = tiered::ask_all(&mut client).await.0;
     client.settled().await;
-    let (second, cached) = tiered::ask_all(&mut client).await;
-    assert_eq!((&first, &second), (&texts, &texts));
-    assert!(cached.iter().sum::<u32>() > 0, "{cached:?}");
+    assert_eq!(first, texts);
+    // Copies that took long on a busy machine are tried again after a while.
+    let mut cached = Vec::new();
+    while cached.iter().sum::<u32>() == 0 {
+        assert!(cached.len() < 20 * texts.len(), "nothing was ever loaded");
+        let (again, found) = tiered::ask_all(&mut client).await;
+        assert_eq!(again, texts);
+        cached.extend(found);
+    }
     worker.stop().await;
     let stats = server.drain().await.stats.tiers[0];
     assert!(stats.stored_blocks > 0 && stats.hit_blocks > 0, "{stats:?}");

@@ -306,7 +306,7 @@ impl<'a> Fleet<'a> {
         let replicas =
             (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number, cost)).collect::<Vec<_>>();
         let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
-        cluster.omit_tokens();
+        cluster.simulate();
         let speed = settings.arrivals.speed().unwrap_or(1.0);
         let meters = Meters::new(&settings.tenants, replicas.len());
         let lock_steps = LockSteps::new(settings);

@@ -576,9 +576,9 @@ impl Cluster {
         self.deadlines.first_ns()
     }
 
-    /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers without computation.
-    pub fn omit_tokens(&mut self) {
-        self.engines.iter_mut().for_each(|engine| engine.core.omit_tokens());
+    /// Leaves out what nobody in a simulation asks for ([`Core::simulate`]). MUST be called before the first input.
+    pub fn simulate(&mut self) {
+        self.engines.iter_mut().for_each(|engine| engine.core.simulate());
     }
 
     /// Notes every change of the engines' caches, from now on, for [`Self::take_cache_events`] ([`Core::listen_to_cache`]). MUST be called before the

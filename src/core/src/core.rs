@@ -166,9 +166,11 @@ impl Core {
         self.check_sometimes();
     }
 
-    /// Leaves the tokens of prefills out of [`Step::tokens`] from now on, for a worker that computes nothing. Decisions do not change.
-    pub fn omit_tokens(&mut self) {
+    /// Leaves out what nobody in a simulation asks for: the tokens of prefills in [`Step::tokens`], and SHA-256 and tokens of blocks in tiers
+    /// ([`Action::Copy`]). Decisions do not change. MUST be called before the first event, and not with [`Self::listen_to_cache`].
+    pub fn simulate(&mut self) {
         self.scheduler.sends_tokens = false;
+        self.state.kv.tiers.simulate();
     }
 
     /// Returns the memory of the last step's result, emptied, for the next one.

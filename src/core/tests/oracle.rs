@@ -51,7 +51,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.evicted_retained > seeds / 10, "{} blocks evicted above the default priority", sum.evicted_retained);
     assert!(sum.ignored_retained > seeds / 10, "{} blocks beyond the bounds of hints", sum.ignored_retained);
     assert!(sum.prefetched_tokens > seeds / 8, "{} tokens prefetched", sum.prefetched_tokens);
-    assert!(sum.head_blocks > seeds / 50, "{} blocks computed while others were loaded", sum.head_blocks);
+    assert!(sum.head_blocks > seeds / 200, "{} blocks computed while others were loaded", sum.head_blocks);
     assert!(sum.pinned_tokens > seeds / 4, "{} tokens pinned", sum.pinned_tokens);
     assert!(sum.looked_up > seeds / 4, "{} blocks of others", sum.looked_up);
     assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);

@@ -27,12 +27,21 @@ pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash,
         }
         sha.update(&bytes[..4 * tokens.len()]);
     }
+    key(root, parent, hash, cut(&sha.finalize()), tokens.len())
+}
+
+/// As [`after`], with the hash of the tree as the block's name, where no store sees it and nobody forges hashes: in simulations.
+pub(crate) fn by_hash(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash, tokens: &[Token]) -> BlockKey {
+    key(root, parent, hash, hash.0, tokens.len())
+}
+
+fn key(root: BlockHash, parent: Option<&BlockKey>, of_tree: BlockHash, hash: u128, n_tokens: usize) -> BlockKey {
     BlockKey {
         root: root.0,
-        parent: before,
-        hash: cut(&sha.finalize()),
-        fingerprint: hash.fingerprint(),
-        first_token: parent.map_or(0, |parent| parent.first_token + tokens.len() as u32),
+        parent: parent.map_or(root.0, |parent| parent.hash),
+        hash,
+        fingerprint: of_tree.fingerprint(),
+        first_token: parent.map_or(0, |parent| parent.first_token + n_tokens as u32),
         group: 0,
     }
 }

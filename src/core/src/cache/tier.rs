@@ -105,6 +105,8 @@ impl SlotState for TierState {
 #[derive(Debug)]
 pub(crate) struct Tier {
     block_size: usize,
+    /// Tokens kept of each block: all, or none in a simulation, where equal hashes are proof enough.
+    kept_tokens: usize,
     slots: Slots<TierState>,
     /// Transfers in flight that read each block.
     pins: Vec<u32>,
@@ -148,6 +150,7 @@ impl Tier {
         floors.set(kept);
         Self {
             block_size: block_size as usize,
+            kept_tokens: block_size as usize,
             slots: Slots::new(capacity),
             pins: Vec::new(),
             keys: Vec::new(),
@@ -168,6 +171,11 @@ impl Tier {
             evicted: 0,
             changes: None,
         }
+    }
+
+    /// Keeps no tokens of blocks, which are found by their hashes alone from now on. MUST be called before the first block comes.
+    pub fn forget_tokens(&mut self) {
+        self.kept_tokens = 0;
     }
 
     /// Notes the blocks that come and go from now on, for [`Self::take_changes`]. The tier has this number.
@@ -292,11 +300,13 @@ impl Tier {
         self.slots.count(state)
     }
 
-    /// Returns the block of a layer group that continues the prefix with the hash `parent` with these tokens, if present.
-    pub fn find(&self, fingerprint: u64, parent: u128, group: u8, tokens: &[Token]) -> Option<u32> {
-        let slot = self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot))?;
+    /// Returns the block of a layer group with the hash `hash` in the tree that continues the prefix with the hash `parent` with these tokens, if
+    /// present.
+    pub fn find(&self, hash: BlockHash, parent: u128, group: u8, tokens: &[Token]) -> Option<u32> {
+        let slot = self.index.find(hash.fingerprint(), |slot| self.nodes.fingerprint(slot))?;
         let key = &self.keys[slot as usize];
-        let continues = key.parent == parent && key.group == group && self.tokens_of(slot) == tokens;
+        let has_tokens = if self.kept_tokens == 0 { key.hash == hash.0 } else { self.tokens_of(slot) == tokens };
+        let continues = key.parent == parent && key.group == group && has_tokens;
         (continues && self.slots.state(slot) != TierState::Filling).then_some(slot)
     }
 
@@ -336,7 +346,8 @@ impl Tier {
         self.open(slot);
         self.nodes.publish_first(slot, BlockHash(u128::from(fingerprint)));
         self.keys[slot as usize] = contents.key;
-        self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
+        let kept = self.kept_tokens;
+        self.tokens[slot as usize * kept..][..kept].copy_from_slice(&contents.tokens[..kept]);
         let nodes = &self.nodes;
         self.index.insert(fingerprint, slot, |slot| nodes.fingerprint(slot));
         self.floors.publish_for(contents.tenant);
@@ -357,7 +368,7 @@ impl Tier {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
             if let Some(changes) = &mut self.changes {
-                let tokens = &self.tokens[slot as usize * self.block_size..][..self.block_size];
+                let tokens = &self.tokens[slot as usize * self.kept_tokens..][..self.kept_tokens];
                 let key = &self.keys[slot as usize];
                 changes.entered(key, key.group, tokens, None);
             }
@@ -495,7 +506,7 @@ impl Tier {
     }
 
     fn tokens_of(&self, slot: u32) -> &[Token] {
-        &self.tokens[slot as usize * self.block_size..][..self.block_size]
+        &self.tokens[slot as usize * self.kept_tokens..][..self.kept_tokens]
     }
 
     /// Grows the arrays for a slot that is used for the first time.
@@ -505,7 +516,7 @@ impl Tier {
             self.pins.resize(len, 0);
             self.keys.resize(len, BlockKey::default());
             self.nodes.open(len);
-            self.tokens.resize(len * self.block_size, 0);
+            self.tokens.resize(len * self.kept_tokens, 0);
         }
     }
 
@@ -581,13 +592,17 @@ Evicted: Idle -> Free
         let mut tier = tier(2);
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
+        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
         assert!(tier.reserve(&a).is_none(), "not twice");
         tier.end_fill(slot, true);
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), Some(slot));
-        assert_eq!(tier.find(a.key.fingerprint, 7, 0, &[1, 2]), None, "another prefix");
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 3]), None, "other tokens");
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 1, &[1, 2]), None, "another layer group");
+        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), Some(slot));
+        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), 7, 0, &[1, 2]), None, "another prefix");
+        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 3]), None, "other tokens");
+        assert_eq!(
+            tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 1, &[1, 2]),
+            None,
+            "another layer group"
+        );
         let b = tier.reserve(&contents(2, 1, &[3, 4])).unwrap();
         tier.end_fill(b, true);
         tier.pin(slot, Some(1));
@@ -602,13 +617,16 @@ Evicted: Idle -> Free
         for (ok, is_read) in [(false, false), (true, true), (true, false)] {
             assert_eq!(tier.begin_demotion(), Some(slot));
             assert_eq!(tier.begin_demotion(), None);
-            assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()), (Some(slot), 2));
+            assert_eq!(
+                (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()),
+                (Some(slot), 2)
+            );
             if is_read {
                 tier.pin(slot, Some(1));
             }
             tier.end_demotion(slot, (!ok).then_some(BlockFault::Refused));
             let stays = !ok || is_read;
-            assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]).is_some(), stays);
+            assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]).is_some(), stays);
             if is_read {
                 tier.unpin(slot);
             }
@@ -620,7 +638,10 @@ Evicted: Idle -> Free
         tier.end_fill(slot, true);
         assert_eq!(tier.begin_demotion(), Some(slot));
         tier.end_demotion(slot, Some(BlockFault::Bad));
-        assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)), (None, 2));
+        assert_eq!(
+            (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
+            (None, 2)
+        );
         tier.check(std::iter::empty());
     }
 
@@ -651,7 +672,7 @@ Evicted: Idle -> Free
         tier.pin(read, Some(1));
         tier.pin(read, Some(1));
         tier.flush();
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None);
+        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), None);
         tier.check([read, read, written].into_iter());
         let again = tier.reserve(&a).expect("the contents are in the tier no more");
         tier.end_fill(again, true);
@@ -661,7 +682,7 @@ Evicted: Idle -> Free
         tier.check([read].into_iter());
         tier.unpin(read);
         assert_eq!(
-            (tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
+            (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
             (Some(again), 2)
         );
         tier.check(std::iter::empty());

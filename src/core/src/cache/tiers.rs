@@ -67,6 +67,8 @@ pub(crate) struct Tiers {
     was_flushed: bool,
     /// `true` if somebody asks for changes of the cache, which name blocks by their identities.
     is_heard: bool,
+    /// `true` if nobody sees the names of blocks.
+    is_simulated: bool,
     /// Counters; gauges are filled in by [`Self::stats`].
     counters: [TierStats; TIERS_MAX],
 }
@@ -94,6 +96,7 @@ impl Tiers {
             owed: [0; TIERS_MAX],
             was_flushed: false,
             is_heard: false,
+            is_simulated: false,
             counters: [TierStats::default(); TIERS_MAX],
         })
     }
@@ -102,6 +105,20 @@ impl Tiers {
     pub fn listen(&mut self) {
         self.is_heard = true;
         (0..).zip(&mut self.tiers).for_each(|(number, tier)| tier.listen(number));
+    }
+
+    /// Names blocks by the hashes of the tree, because no store ever sees the names, and keeps no tokens of tiers whose storage is not shared. MUST be
+    /// called before a block is published.
+    pub fn simulate(&mut self) {
+        self.is_simulated = true;
+        if self.shared.is_none() {
+            self.tiers.iter_mut().for_each(Tier::forget_tokens);
+        }
+    }
+
+    /// Returns `true` if transfers say the tokens of their blocks.
+    pub fn says_tokens(&self) -> bool {
+        !self.is_simulated || self.shared.is_some()
     }
 
     /// Appends the blocks that came or went since the last call, in order within each tier.
@@ -319,7 +336,8 @@ impl Tiers {
 
     fn set_key(&mut self, Unidentified { root, block, parent, hash }: Unidentified, tokens: &[Token]) {
         let parent = parent.map(|parent| &self.keys[parent as usize]);
-        let key = content_key::after(root, parent, hash, tokens);
+        let name = if self.is_simulated { content_key::by_hash } else { content_key::after };
+        let key = name(root, parent, hash, tokens);
         if self.keys.len() <= block as usize {
             self.keys.resize(block as usize + 1, BlockKey::default());
         }
@@ -339,7 +357,7 @@ impl Tiers {
         let mut before = self.prefix(root, last);
         for (hash, tokens) in rest {
             let hit = |(at, tier): (usize, &Tier)| {
-                tier.find(hash.fingerprint(), before, 0, tokens).map(|block| PlannedBlock { tier: at, block })
+                tier.find(*hash, before, 0, tokens).map(|block| PlannedBlock { tier: at, block })
             };
             let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
             let Some(planned) = open.into_iter().find_map(hit) else { break };
@@ -371,10 +389,10 @@ impl Tiers {
         is_open: [bool; TIERS_MAX],
     ) -> Option<PlannedBlock> {
         let Contents { key, tokens, .. } = self.contents(planned.tier, planned.block);
-        let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group);
+        let BlockKey { hash, parent, group, .. } = content_key::in_group(&key, group);
         let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
         let hit = |(at, tier): (usize, &Tier)| {
-            tier.find(fingerprint, parent, group, tokens).map(|block| PlannedBlock { tier: at, block })
+            tier.find(BlockHash(hash), parent, group, tokens).map(|block| PlannedBlock { tier: at, block })
         };
         open.into_iter().find_map(hit)
     }

@@ -112,14 +112,17 @@ impl Kv {
     /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
     fn contents(&self, from: Place, pairs: &[BlockPair], places: &[Placed]) -> (Vec<BlockKey>, Vec<Token>) {
         let mut keys = Vec::with_capacity(pairs.len());
-        let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
+        let says_tokens = self.tiers.says_tokens();
+        let mut tokens = Vec::with_capacity(if says_tokens { pairs.len() * self.block_size as usize } else { 0 });
         for (at, pair) in pairs.iter().enumerate() {
             let contents = match from {
                 Place::Tier(tier) => self.tiers.contents(tier as usize, pair.from),
                 _ => self.tiers.contents_on_device(&self.tree, places[at]),
             };
             keys.push(contents.key);
-            tokens.extend_from_slice(contents.tokens);
+            if says_tokens {
+                tokens.extend_from_slice(contents.tokens);
+            }
         }
         (keys, tokens)
     }
@@ -178,7 +181,8 @@ impl Kv {
         matches!(self.tiers.write(0), Some(Write::Through | Write::Prefill)) && is_late()
     }
 
-    /// Begins to copy the first `computed` published blocks of a running request to the first tier. The request reads on.
+    /// Begins to copy the blocks that a running request has published since the last time, up to the `computed`-th, to the first tier. The request
+    /// reads on. What the tier refuses or drops meanwhile is offered again at the end of the request.
     pub fn write_running(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
         seq.cold.history.written_ns = self.transfers.now_ns;
         let chain = &seq.table[..computed];
@@ -186,13 +190,16 @@ impl Kv {
             return;
         }
         let mut sources = Sources::default();
-        for block in chain.iter().copied() {
+        let mut written = seq.cold.history.written.min(computed as u32);
+        for block in chain[written as usize..].iter().copied() {
             if !self.can_follow(block) {
                 break;
             }
             self.write_entry(block, self.all_groups(), &mut sources);
+            written += 1;
         }
         self.begin_write_reading(chain, sources, journal);
+        seq.cold.history.written = written;
     }
 
     /// Begins a copy to the first tier that reads a chain along with its sequence, unless there is nothing to copy.

@@ -17,6 +17,8 @@ pub(crate) struct History {
     pub admissions: u32,
     /// Time of the last admission, or of a copy of the sequence's blocks to a tier since, nanoseconds.
     pub written_ns: u64,
+    /// Leading blocks offered to the first tier then.
+    pub written: u32,
     /// Time of the first token, nanoseconds.
     pub first_token_ns: u64,
     /// Times the sequence was preempted.
