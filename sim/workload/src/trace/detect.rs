@@ -30,10 +30,10 @@ const DAMAGED_BYTES: usize = 1 << 16;
 /// Fields of a JSON object.
 pub(super) type Fields = BTreeMap<String, IgnoredAny>;
 
-/// Returns the fields of an object, also as Python writes it.
+/// Returns the fields of an object, also as Python writes it; of the first of several.
 pub(super) fn object_fields(object: &[u8]) -> Option<Fields> {
-    let of_python = || serde_json::from_str(&strict(std::str::from_utf8(object).ok()?)).ok();
-    serde_json::from_slice(object).ok().or_else(of_python)
+    let first = |text: &[u8]| serde_json::Deserializer::from_slice(text).into_iter().next()?.ok();
+    first(object).or_else(|| first(strict(std::str::from_utf8(object).ok()?).as_bytes()))
 }
 
 pub(super) fn has_any(fields: &Fields, names: &[&str]) -> bool {

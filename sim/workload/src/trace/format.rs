@@ -220,7 +220,8 @@ impl Format {
                 format!("an id per {tokens} tokens, or as many as `{} N` says", FormatOption::BlockTokens.flag())
             }
             Shares::Blocks(tokens) => format!("an id per {tokens} tokens"),
-            Shares::Pieces | Shares::Tokens => "every token".into(),
+            Shares::Pieces => "an id per block".into(),
+            Shares::Tokens => "every token".into(),
         };
         self.has_files().then(|| format!("| `{}` | {} | {content} |", self.0.name, self.0.about))
     }

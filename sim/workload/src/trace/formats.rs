@@ -27,6 +27,7 @@ registry! {
     aiperf::AIPERF,
     guidellm::GUIDELLM,
     bench_serve::BENCH_SERVE,
+    weka::WEKA,
     recording::RECORDING,
     synthetic::SYNTHETIC,
 }

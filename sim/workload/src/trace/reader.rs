@@ -232,12 +232,13 @@ impl TraceReader {
             }
             Reading::Document { read, .. } => {
                 gather(&mut self.lines, &mut first, DOCUMENT_BYTES_MAX as usize)?;
-                let mut results = read(&first, options)?;
+                let results = read(&first, options)?;
                 let all = results.rows.len();
-                results.rows.retain(|row| !row.is_empty());
-                self.left_out = LeftOut { failed: results.n_failed, empty: (all - results.rows.len()) as u64 };
-                (self.order, self.at_end, self.clock) = (Order::Any, true, results.clock);
+                let has_sessions = results.rows.iter().any(|row| row.turn.is_some());
+                self.order = if has_sessions { Order::Sessions } else { Order::Any };
+                (self.at_end, self.clock) = (true, results.clock);
                 self.in_order = sessions::in_order(results.rows).into();
+                self.left_out = LeftOut { failed: results.n_failed, empty: (all - self.in_order.len()) as u64 };
             }
             Reading::Refused { why, .. } => return Err(TraceFault::Refused(why)),
         }
