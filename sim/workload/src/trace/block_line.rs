@@ -41,7 +41,7 @@ pub(super) struct BlockIdLine {
 impl BlockIdLine {
     pub(super) fn parse(line: &[u8], format: Format) -> Result<Self, TraceFault> {
         let mut it: Self = object(line, format)?;
-        // Dynamo writes either name.
+        // Both names are in use.
         it.timestamp = it.timestamp.or(it.created_time.take());
         it.input_length = it.input_length.or(it.input_tokens.take());
         it.output_length = it.output_length.or(it.output_tokens.take());
@@ -62,7 +62,7 @@ impl BlockIdLine {
         let (output_tokens, is_prefetch) = output_length(FIELDS, "output_length", self.output_length, self.prefetch)?;
         // No ids are all ids of a prompt without a full block; those of no prompt are of no request.
         let ids = self.hash_ids.filter(|ids| (!ids.is_empty() || input_tokens < block_tokens) && input_tokens > 0);
-        let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
+        let ids = ids.map(|ids| self::numbers(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
         let Self { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = self;
         let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], names)?;
         let retention = retention::of_json(self.retention)?;
@@ -78,7 +78,7 @@ pub(super) fn pieces(ids: &[u32], input_tokens: u32, block_tokens: u32) -> Box<[
 
 /// Returns the numbers of the block ids of a prompt of `input_tokens` tokens, if there are as many as it has blocks. Engines know no hash of a block that
 /// is not full: where the last block of the prompt is not, and alone has no id, no other prompt has its content.
-fn hash_ids(
+pub(super) fn numbers(
     ids: Vec<BlockId>,
     input_tokens: u32,
     format: Format,

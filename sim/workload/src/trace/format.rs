@@ -116,6 +116,11 @@ pub(super) trait LineParser: Send {
     /// Parses a line; `None` for a request that is left out and counted, as failed ones are.
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault>;
 
+    /// Returns `false` for a line that is of no request.
+    fn is_request(&self, _line: &[u8]) -> bool {
+        true
+    }
+
     /// Returns what the lines so far say of the file.
     fn facts(&self) -> Option<&FileFacts> {
         None

@@ -28,6 +28,7 @@ registry! {
     guidellm::GUIDELLM,
     bench_serve::BENCH_SERVE,
     weka::WEKA,
+    dynamo::DYNAMO,
     recording::RECORDING,
     synthetic::SYNTHETIC,
 }

@@ -279,11 +279,14 @@ impl TraceReader {
         let Some(parser) = &mut self.parser else { return Ok(None) };
         loop {
             let row = if let Some(line) = self.pending.take() {
+                if !parser.is_request(&line) {
+                    continue;
+                }
                 parser.parse(&line)?
             } else {
                 let Some(line) = self.lines.next_line()? else { return Ok(None) };
                 let line = if self.separator == Some('\t') { line } else { line.trim_ascii() };
-                if line.trim_ascii().is_empty() {
+                if line.trim_ascii().is_empty() || !parser.is_request(line) {
                     continue;
                 }
                 match self.separator {

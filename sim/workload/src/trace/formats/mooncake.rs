@@ -1,6 +1,6 @@
 //! Lines of a Mooncake trace: JSON objects.
 //!
-//! Benchmarks and Dynamo write the same lines with sessions: lines of one `session_id` are its turns, and a later turn arrives `delay`
+//! Benchmarks and routers write the same lines with sessions: lines of one `session_id` are its turns, and a later turn arrives `delay`
 //! milliseconds after the end of the turn before. They may leave out `hash_ids`, and the `timestamp` of any line with a session.
 
 use std::num::NonZeroU32;
