@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::sync::Arc;
 
-use trunkline_files::Aligned;
+use trunkline_files::{Aligned, PAGE};
 
 use crate::kernels::kernel::{LANES, Sums};
 use crate::kernels::matrix::UNPACK;
@@ -42,8 +42,9 @@ impl Pairs {
     /// Packs rows of BF16, little-endian.
     pub(super) fn from_rows(outputs: usize, inputs: usize, rows: &[[u8; 2]]) -> Self {
         let mut pairs = Self::absent(outputs, inputs);
-        let mut memory = Aligned::with_capacity(pairs.words.n_bytes());
-        memory.resize(pairs.words.n_bytes());
+        let bytes = pairs.words.n_bytes();
+        let mut memory = Aligned::from(trunkline_pages::with_capacity(bytes + PAGE));
+        memory.resize(bytes);
         let words: &mut [u32] = bytemuck::cast_slice_mut(memory.as_mut_slice());
         for (output, row) in rows.chunks(inputs.max(1)).enumerate() {
             let panel = &mut words[output / LANES * pairs.len..][..pairs.len];
