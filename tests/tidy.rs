@@ -32,11 +32,12 @@ const LINES_MAX: usize = 700;
 /// File names without a meaning.
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// Files that may contain `unsafe`.
-const UNSAFE_FILES: [&str; 7] = [
+const UNSAFE_FILES: [&str; 8] = [
     "src/bench/src/allocations.rs",
     "src/core/src/blocks/prefetch.rs",
     "src/pages/src/lib.rs",
     "src/worker/src/kv/arena.rs",
+    "src/worker/src/kernels/amx.rs",
     "src/worker/src/kernels/matrix/vnni.rs",
     "src/worker/src/kernels/prefetch.rs",
     "src/worker/src/kernels/stored.rs",

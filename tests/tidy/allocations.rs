@@ -111,6 +111,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/worker/src/kv.rs", &["memory.n_blocks() as usize"], "blocks that are there"),
     ("src/worker/src/kv/arena.rs", &["n_blocks as usize"], "reserved by try_reserve_exact"),
     ("src/worker/src/kv/moved.rs", &["dim"], "DIMENSION_MAX"),
+    ("src/worker/src/kernels/amx.rs", &["rows * steps(inputs)"], "rows of a step"),
     ("src/worker/src/kernels/matrix.rs", &[], "weights that are there"),
     ("src/worker/src/kernels/matrix/", &[], "weights that are there"),
     ("src/worker/src/model.rs", &[], "rows of a step, of a model that is loaded"),

@@ -1,5 +1,6 @@
 //! The innermost loops: matrices in the precision of their files, and products with them.
 
+pub mod amx;
 pub(crate) mod kernel;
 pub mod matrix;
 pub(crate) mod noise;

@@ -63,6 +63,7 @@ pub use crate::error::{
     CopyFault, GroupFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WeightsFault,
     WorkerError,
 };
+pub use crate::kernels::amx::Kernel;
 pub use crate::kernels::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::kv::KvDtype;
 pub use crate::kv::blocks::Blocks;

@@ -13,6 +13,7 @@ use crate::config::ModelConfig;
 use crate::config::groups::{Groups, Place};
 use crate::error::{GroupsError, ModelError, WeightsFault};
 use crate::files::weights::{InMemory, Keep, LayerWeights, Weights};
+use crate::kernels::amx::Kernel;
 use crate::kernels::kernel::{rms_norm, rms_norm_in_place, swiglu};
 use crate::kernels::matrix::Matrix;
 use crate::kv::rope::{Rope, rotate};
@@ -26,12 +27,13 @@ use crate::stream::stream_settings::StreamInfo;
 use crate::stream::{Stream, Streamed};
 use crate::{files::gguf, files::hugging_face, files::shards, files::shards::SINGLE_FILE};
 
-/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers): RMSNorm, rotary embeddings,
+/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers, with BF16 weights by [`Kernel`]): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
 pub struct Model {
     name: String,
     config: ModelConfig,
     kv_dtype: KvDtype,
+    kernel: Kernel,
     groups: Groups,
     rope: Rope,
     /// One row for each token; `None` if the rows of the head are the embeddings.
@@ -91,6 +93,13 @@ pub(crate) struct Scratch {
     pub(crate) first_rows: Vec<usize>,
     /// The result: `[logit row][vocabulary]`.
     pub(crate) logits: Vec<f32>,
+}
+
+impl Scratch {
+    /// Returns memory for passes of `model`.
+    pub(crate) fn of(model: &Model) -> Self {
+        Self { linear: LinearScratch::new(model.kernel), ..Self::default() }
+    }
 }
 
 impl Model {
@@ -162,6 +171,7 @@ impl Model {
             name,
             config,
             kv_dtype: KvDtype::default(),
+            kernel: Kernel::default(),
             groups,
             rope,
             embedding,
@@ -191,6 +201,20 @@ impl Model {
     #[must_use]
     pub fn with_kv_dtype(self, kv_dtype: KvDtype) -> Model {
         Self { kv_dtype, ..self }
+    }
+
+    /// Sets the arithmetic of products with BF16 weights; [`Kernel::Portable`] unless set. Has no effect on a model without such weights.
+    #[must_use]
+    pub fn with_kernel(self, kernel: Kernel) -> Model {
+        let groups = self.layers.iter().flat_map(|layer| [&layer.attention, &layer.feed_forward]);
+        let linears = groups.flat_map(|group| [&group.first, &group.second]).chain([&self.head]);
+        let has_bf16 = linears.flat_map(Linear::parts).any(Matrix::is_bf16);
+        Self { kernel: if has_bf16 { kernel } else { Kernel::Portable }, ..self }
+    }
+
+    /// Returns the arithmetic of products with BF16 weights; [`Kernel::Portable`] for a model without such weights.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
     }
 
     /// Sets the layer groups of this model's workers; none stand for one group that keeps all positions. Unless set, layers with and without

@@ -133,8 +133,8 @@ impl Worker {
         };
         let mirror = Mirror::new(limits, model.groups().keeps().to_vec());
         let stream = model.stream()?;
-        let structures = Structures::new(threads.count());
-        Ok(Self { model, threads, kv, mirror, structures, scratch: Scratch::default(), stream })
+        let (structures, scratch) = (Structures::new(threads.count()), Scratch::of(&model));
+        Ok(Self { model, threads, kv, mirror, structures, scratch, stream })
     }
 
     /// Takes the memory of all KV blocks from the system now, not when a block is used first: memory that is promised but not there is missed at the start,

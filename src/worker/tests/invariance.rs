@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rig::{Rig, Seq};
 use trunkline_port::{Sampling, TokenLogprobs};
 use trunkline_text::Tokenizer;
-use trunkline_worker::Model;
+use trunkline_worker::{Kernel, Model, WeightKind};
 
 const BLOCKS: u32 = 1024;
 
@@ -39,15 +39,24 @@ fn alone(model: &Arc<Model>, i: usize, n: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     (seq.output().to_vec(), bits(&logits))
 }
 
+/// A model with F32 weights, and one with BF16 weights and the fastest kernel of the machine.
+fn models(seed: u64) -> [Arc<Model>; 2] {
+    let fast = Model::seeded_of_kind(WeightKind::Bf16, 2, seed).with_kernel(Kernel::of_machine());
+    [Model::seeded(seed), fast].map(Arc::new)
+}
+
 #[test]
 fn chunks_blocks_and_threads_do_not_matter() {
-    let model = Arc::new(Model::seeded(1));
+    models(1).iter().for_each(check_chunks_blocks_and_threads);
+}
+
+fn check_chunks_blocks_and_threads(model: &Arc<Model>) {
     for i in [3, 6, 11] {
-        let expected = alone(&model, i, 12);
+        let expected = alone(model, i, 12);
         for (block_size, chunk, threads) in
             [(16, 1, 1), (16, 5, 2), (16, 16, 3), (1, 7, 1), (3, 33, 2), (64, 64, 1), (128, 50, 2)]
         {
-            let mut rig = Rig::new(&model, block_size, BLOCKS, threads);
+            let mut rig = Rig::new(model, block_size, BLOCKS, threads);
             let mut seq = Seq::new(5, &prompt(i), samplings()[i % 4].clone());
             let logits = rig.generate(&mut seq, 12, chunk);
             assert_eq!((seq.output().to_vec(), bits(&logits)), expected, "block {block_size}, chunk {chunk}");
@@ -57,9 +66,12 @@ fn chunks_blocks_and_threads_do_not_matter() {
 
 #[test]
 fn a_batch_of_64_with_prefills_among_decodes_gives_what_each_gives_alone() {
-    let model = Arc::new(Model::seeded(2));
+    models(2).iter().for_each(check_a_batch_of_64);
+}
+
+fn check_a_batch_of_64(model: &Arc<Model>) {
     let n = 10;
-    let mut rig = Rig::new(&model, 16, BLOCKS, 2);
+    let mut rig = Rig::new(model, 16, BLOCKS, 2);
     let mut seqs: Vec<Seq> =
         (0..64).map(|i| Seq::new(i, &prompt(i as usize), samplings()[i as usize % 4].clone())).collect();
     // Sequences join one by one, so that most steps have decodes and chunks of prompts.
@@ -76,7 +88,18 @@ fn a_batch_of_64_with_prefills_among_decodes_gives_what_each_gives_alone() {
         joined = 64.min(joined + 5);
     }
     for (i, seq) in seqs.iter().enumerate() {
-        assert_eq!((seq.output().to_vec(), bits(&logits[i])), alone(&model, i, n), "sequence {i}");
+        assert_eq!((seq.output().to_vec(), bits(&logits[i])), alone(model, i, n), "sequence {i}");
+    }
+}
+
+#[test]
+fn the_kernel_decides_about_the_bits_of_bf16_alone() {
+    let machine = Kernel::of_machine();
+    for (kind, differs) in [(WeightKind::Bf16, machine != Kernel::Portable), (WeightKind::F16, false)] {
+        let model = |kernel| Arc::new(Model::seeded_of_kind(kind, 2, 5).with_kernel(kernel));
+        let (portable, fast) = (model(Kernel::Portable), model(machine));
+        assert_eq!(fast.kernel() != Kernel::Portable, differs, "a model without BF16 names no other kernel");
+        assert_eq!(alone(&portable, 4, 4) != alone(&fast, 4, 4), differs, "{}", kind.name());
     }
 }
 

@@ -9,6 +9,7 @@
 //! - Linear layers ([`crate::kernels::tile`]) fuse each product with its addition, one rounding; other sums round products first. A machine
 //!   without fused multiply-add gets the same bits from a slow library function. With quantised weights the products of each 16 or 32
 //!   inputs are summed as integers, exactly, and the scaled sums are added in ascending order.
+//! - BF16 weights may have a kernel of their own, the tiles of AMX ([`crate::kernels::amx`]): other bits, but one order for every number of rows.
 //! - [`sum_lanes`] sums with a fixed number of lanes and a fixed tree.
 //!
 //! The code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.

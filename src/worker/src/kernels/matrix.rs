@@ -1,16 +1,17 @@
 //! A weight matrix in the precision of its file: F32, BF16, F16, or one of the block formats of GGUF files.
 //!
 //! The rows of a matrix (one for each output) are cut into panels of `LANES` outputs, and a panel stores its weights input by
-//! input, the sixteen outputs side by side: `[panel][input][lane]`. The last panel is filled up with zeros. Formats with fewer than
-//! 16 bits for a weight keep the codes of a panel in that order and the scales next to the codes, see `nibbles.rs` and `codes.rs`.
+//! input, the sixteen outputs side by side: `[panel][input][lane]`. The last panel is filled up with zeros. BF16 weights lie in pairs, see `pairs.rs`. Formats
+//! with fewer than 16 bits for a weight keep the codes of a panel in that order and the scales next to the codes, see `nibbles.rs` and `codes.rs`.
 //!
 //! Floats are widened to F32 when they are read, exactly: a product with a matrix of floats has the bits of the product with the
-//! same matrix in F32. Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
+//! same matrix in F32, unless the tiles of AMX multiply BF16 weights (see [`crate::kernels::amx`]). Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
 
 mod coded;
 mod codes;
 pub(crate) mod half;
 mod nibbles;
+mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 mod words;
@@ -19,8 +20,9 @@ use std::ops::Range;
 
 use crate::kernels::kernel::{LANES, Sums, vectorised};
 use crate::kernels::matrix::codes::Codes;
-use crate::kernels::matrix::half::{widen_bf16, widen_f16};
+use crate::kernels::matrix::half::widen_f16;
 use crate::kernels::matrix::nibbles::{Nibbles, u16_at};
+use crate::kernels::matrix::pairs::Pairs;
 use crate::kernels::prefetch::Ahead;
 use crate::kernels::rounded::RoundedRows;
 use crate::kernels::stored::{Run, Stored};
@@ -193,7 +195,7 @@ pub enum MatrixError {
 /// Weights in panels.
 enum Panels {
     F32(Stored<f32>),
-    Bf16(Stored<u16>),
+    Bf16(Pairs),
     F16(Stored<u16>),
     Nibbles(Nibbles),
     Codes(Codes),
@@ -220,7 +222,9 @@ impl Matrix {
             return Err(MatrixError::Length { kind, outputs, inputs, expected, found });
         }
         // Panels of floats are the file's size and the last panel's padding.
-        let room = outputs.checked_next_multiple_of(LANES).and_then(|lanes| lanes.checked_mul(inputs.max(1)));
+        let width = inputs.max(1).checked_next_multiple_of(UNPACK);
+        let room =
+            outputs.checked_next_multiple_of(LANES).zip(width).and_then(|(lanes, width)| lanes.checked_mul(width));
         if room.and_then(|weights| weights.checked_mul(size_of::<f32>())).is_none() {
             return Err(MatrixError::Size { outputs, inputs });
         }
@@ -231,7 +235,7 @@ impl Matrix {
         let (quads, _) = bytes.as_chunks::<4>();
         let panels = match kind {
             WeightKind::F32 => Panels::F32(interleave(outputs, inputs, quads, |bytes| f32::from_le_bytes(*bytes))),
-            WeightKind::Bf16 => Panels::Bf16(interleave(outputs, inputs, pairs, |bytes| u16::from_le_bytes(*bytes))),
+            WeightKind::Bf16 => Panels::Bf16(Pairs::from_rows(outputs, inputs, pairs)),
             WeightKind::F16 => Panels::F16(interleave(outputs, inputs, pairs, |bytes| u16::from_le_bytes(*bytes))),
             WeightKind::Q4_0 => Panels::Nibbles(Nibbles::from_q4_0(inputs, outputs, bytes)),
             WeightKind::Q4_1 => Panels::Nibbles(Nibbles::from_q4_1(inputs, outputs, bytes)),
@@ -260,11 +264,14 @@ impl Matrix {
     /// A shape that `kind` cannot have.
     pub(crate) fn absent(kind: WeightKind, outputs: usize, inputs: usize) -> Result<Self, MatrixError> {
         kind.bytes(outputs, inputs)?;
-        let lanes = outputs.checked_next_multiple_of(LANES).and_then(|lanes| lanes.checked_mul(inputs));
-        let lanes = lanes.ok_or(MatrixError::Size { outputs, inputs })?;
+        let width = inputs.checked_next_multiple_of(UNPACK);
+        let room =
+            outputs.checked_next_multiple_of(LANES).zip(width).and_then(|(lanes, width)| lanes.checked_mul(width));
+        room.ok_or(MatrixError::Size { outputs, inputs })?;
+        let lanes = outputs.next_multiple_of(LANES) * inputs;
         let panels = match kind {
             WeightKind::F32 => Panels::F32(Stored::absent(lanes)),
-            WeightKind::Bf16 => Panels::Bf16(Stored::absent(lanes)),
+            WeightKind::Bf16 => Panels::Bf16(Pairs::absent(outputs, inputs)),
             WeightKind::F16 => Panels::F16(Stored::absent(lanes)),
             WeightKind::Q4_0 | WeightKind::Q4_1 | WeightKind::Q4K => {
                 Panels::Nibbles(Nibbles::absent(kind, inputs, outputs))
@@ -278,7 +285,8 @@ impl Matrix {
     pub(crate) fn runs(&mut self, visit: &mut dyn FnMut(&mut dyn Run)) {
         match &mut self.panels {
             Panels::F32(panels) => visit(panels),
-            Panels::Bf16(panels) | Panels::F16(panels) => visit(panels),
+            Panels::Bf16(panels) => visit(panels.words_mut()),
+            Panels::F16(panels) => visit(panels),
             Panels::Nibbles(panels) => panels.runs(visit),
             Panels::Codes(panels) => panels.runs(visit),
         }
@@ -288,7 +296,8 @@ impl Matrix {
     pub(crate) fn memory_bytes(&self) -> u64 {
         let bytes = match &self.panels {
             Panels::F32(panels) => panels.n_bytes(),
-            Panels::Bf16(panels) | Panels::F16(panels) => panels.n_bytes(),
+            Panels::Bf16(panels) => panels.words().n_bytes(),
+            Panels::F16(panels) => panels.n_bytes(),
             Panels::Nibbles(panels) => panels.n_bytes(),
             Panels::Codes(panels) => panels.n_bytes(),
         };
@@ -339,6 +348,21 @@ impl Matrix {
         matches!(self.panels, Panels::Nibbles(_) | Panels::Codes(_))
     }
 
+    /// Returns `true` for BF16 weights.
+    #[inline]
+    pub(crate) fn is_bf16(&self) -> bool {
+        self.kind == WeightKind::Bf16
+    }
+
+    /// Returns the words of a panel of BF16 weights, see [`crate::kernels::amx`]; none for other weights.
+    #[inline]
+    pub(crate) fn pairs(&self, panel: usize) -> Option<&[u32]> {
+        match &self.panels {
+            Panels::Bf16(panels) => Some(panels.panel(panel)),
+            _ => None,
+        }
+    }
+
     /// Computes the products of one panel with every row into `sums`. Returns `false`, and computes nothing, for weights that are
     /// floats.
     #[inline]
@@ -359,7 +383,7 @@ impl Matrix {
         let len = inputs.len() * LANES;
         match &self.panels {
             Panels::F32(panels) => return &panels[at..at + len],
-            Panels::Bf16(panels) => widen_bf16(&panels[at..at + len], &mut buffer[..len]),
+            Panels::Bf16(panels) => panels.unpack(panel, inputs, &mut buffer[..len]),
             Panels::F16(panels) => widen_f16(&panels[at..at + len], &mut buffer[..len]),
             Panels::Nibbles(panels) => panels.unpack(panel, inputs, &mut buffer[..len]),
             Panels::Codes(panels) => panels.unpack(panel, inputs, &mut buffer[..len]),
@@ -375,7 +399,8 @@ impl Matrix {
         let len = inputs.len() * LANES;
         match &self.panels {
             Panels::F32(panels) => Ahead::new(&panels[at..at + len], steps),
-            Panels::Bf16(panels) | Panels::F16(panels) => Ahead::new(&panels[at..at + len], steps),
+            Panels::Bf16(panels) => Ahead::new(panels.part(panel, inputs), steps),
+            Panels::F16(panels) => Ahead::new(&panels[at..at + len], steps),
             // Products with codes request memory themselves.
             Panels::Nibbles(_) | Panels::Codes(_) => Ahead::new::<u32>(&[], steps),
         }

@@ -2,13 +2,15 @@
 //!
 //! Work is shared out in one of two ways. With many rows, each task computes all outputs of a block of rows: a panel of weights is
 //! unpacked once for the block and the rows stay in the second-level cache. With few rows, each task computes all rows of some
-//! panels, and every weight is read once. [`crate::kernels::tile`], or [`Matrix::times_rounded`] for quantised weights, fixes the order of
-//! the additions, equal in both.
+//! panels, and every weight is read once. [`crate::kernels::tile`], [`Matrix::times_rounded`] for quantised weights, or
+//! [`crate::kernels::amx`] for BF16 fixes the order of the additions, equal in both.
 
+use std::iter::repeat_with;
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
+use crate::kernels::amx::{self, Amx, Kernel, Lines, Tiles};
 use crate::kernels::kernel::{LANES, Sums};
 use crate::kernels::matrix::Matrix;
 use crate::kernels::rounded::{Rounded, RoundedRows};
@@ -20,6 +22,13 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// Rows in a block: fewer than this make unpacking weights show, more leave the second-level cache.
 const BLOCK: usize = 96;
+
+/// Rows in a block if all weights are multiplied by the tiles of AMX, which take less time for a weight than memory takes to bring it: as many as leave half of
+/// the second-level cache, 2 MiB on all machines with AMX, to the weights.
+fn block_of_tiles(inputs: usize) -> usize {
+    const BYTES: usize = 1 << 20;
+    (BYTES / (2 * inputs)).clamp(2 * amx::ROWS, 8 * amx::ROWS) / amx::ROWS * amx::ROWS
+}
 
 /// Treatment of the outputs' old values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,14 +46,27 @@ pub(crate) struct LinearScratch {
     floats: Vec<f32>,
     /// Rows for quantised weights.
     rounded: Rounded,
+    /// Rows for tiles of AMX.
+    lines: Lines,
+    /// Arithmetic of products with BF16 weights.
+    kernel: Kernel,
+}
+
+impl LinearScratch {
+    /// Returns memory for products by `kernel`.
+    pub(crate) fn new(kernel: Kernel) -> Self {
+        Self { kernel, ..Self::default() }
+    }
 }
 
 /// Rows of inputs in the forms that the matrices of a layer take.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
-    /// Tiles, see [`pack_rows`]; empty if all matrices are quantised.
+    /// Tiles, see [`pack_rows`]; empty if no matrix takes them.
     tiles: &'a [f32],
     rounded: RoundedRows<'a>,
+    /// Rows for BF16 weights, if the kernel is AMX.
+    amx: Option<(Amx, Tiles<'a>)>,
 }
 
 /// Weight matrices with the same inputs, one below the other; the kinds of their weights may differ.
@@ -121,9 +143,15 @@ impl Linear {
         }
     }
 
-    /// Returns the elements of `x` that are needed as tiles: all, or none if every matrix is quantised.
-    fn tiled<'a>(&self, x: &'a [f32]) -> &'a [f32] {
-        if self.parts.iter().all(Matrix::takes_rounded) { &[] } else { x }
+    /// Returns the elements of `x` that are needed as tiles of F32: all, or none if every matrix takes another form.
+    fn tiled<'a>(&self, x: &'a [f32], kernel: Kernel) -> &'a [f32] {
+        let takes_other = |part: &Matrix| part.takes_rounded() || (kernel.amx().is_some() && part.is_bf16());
+        if self.parts.iter().all(takes_other) { &[] } else { x }
+    }
+
+    /// Returns the instructions for BF16 weights, if there are any and the kernel is AMX.
+    fn amx(&self, kernel: Kernel) -> Option<Amx> {
+        kernel.amx().filter(|_| self.parts.iter().any(Matrix::is_bf16))
     }
 
     /// Returns some rows as rounded, or none if no matrix is quantised.
@@ -146,25 +174,27 @@ impl Linear {
         threads: &Threads,
     ) {
         let rows = x.len() / self.inputs;
-        let n_blocks = rows.div_ceil(BLOCK).next_multiple_of(threads.count());
+        let LinearScratch { floats, rounded, lines, kernel } = scratch;
+        let (tiled, amx) = (self.tiled(x, *kernel), self.amx(*kernel));
+        let all_tiles = amx.is_some() && self.parts.iter().all(Matrix::is_bf16);
+        let most = if all_tiles { block_of_tiles(self.inputs) } else { BLOCK };
+        let n_blocks = rows.div_ceil(most).next_multiple_of(threads.count());
         let block = rows.div_ceil(n_blocks);
-        let LinearScratch { floats, rounded } = scratch;
-        let x = self.tiled(x);
-        floats.resize(x.len(), 0.0);
-        // A block without tiles is as good as any.
-        let tiles = floats.chunks_mut(block * self.inputs).map(Some).chain(std::iter::repeat_with(|| None));
-        let mut tasks: Vec<_> = out.chunks_mut(block * self.outputs).zip(tiles).collect();
+        floats.resize(tiled.len(), 0.0);
+        let lines = lines.room(amx.map_or(0, |_| rows), self.inputs);
+        // A block without rows of a form is as good as any.
+        let tiles = floats.chunks_mut(block * self.inputs).chain(repeat_with(Default::default));
+        let lines = lines.chunks_mut(block * amx::steps(self.inputs)).chain(repeat_with(Default::default));
+        let mut tasks: Vec<_> = out.chunks_mut(block * self.outputs).zip(tiles.zip(lines)).collect();
         threads.chunks(&mut tasks, 1, cost, |task, tasks| {
-            for (out, tiles) in tasks {
+            for (out, (tiles, lines)) in tasks {
                 let (from, len) = (task * block, out.len() / self.outputs);
-                let tiles: &[f32] = match tiles {
-                    Some(tiles) => {
-                        pack_rows(&x[from * self.inputs..][..len * self.inputs], self.inputs, tiles);
-                        tiles
-                    }
-                    None => &[],
-                };
-                let inputs = Inputs { tiles, rounded: self.rounded(rounded, from..from + len) };
+                let rows = from * self.inputs..(from + len) * self.inputs;
+                if !tiled.is_empty() {
+                    pack_rows(&tiled[rows.clone()], self.inputs, tiles);
+                }
+                let amx = amx.map(|amx| (amx, Tiles::round(&x[rows], self.inputs, lines)));
+                let inputs = Inputs { tiles, rounded: self.rounded(rounded, from..from + len), amx };
                 Arch::new().dispatch(RowBlock { layer: self, inputs, out, output });
             }
         });
@@ -183,13 +213,14 @@ impl Linear {
         let rows = x.len() / self.inputs;
         let panels: Vec<Panel<'_>> = self.panels().collect();
         // First the rows as tiles, then the sums as [panel][row][lane], so that each task owns a contiguous range.
-        let LinearScratch { floats, rounded } = scratch;
-        let x = self.tiled(x);
-        floats.resize(x.len() + panels.len() * rows * LANES, 0.0);
-        let (tiles, sums) = floats.split_at_mut(x.len());
-        pack_rows(x, self.inputs, tiles);
+        let LinearScratch { floats, rounded, lines, kernel } = scratch;
+        let (tiled, amx) = (self.tiled(x, *kernel), self.amx(*kernel));
+        floats.resize(tiled.len() + panels.len() * rows * LANES, 0.0);
+        let (tiles, sums) = floats.split_at_mut(tiled.len());
+        pack_rows(tiled, self.inputs, tiles);
         let (sums, _) = sums.as_chunks_mut::<LANES>();
-        let inputs = Inputs { tiles, rounded: self.rounded(rounded, 0..rows) };
+        let amx = amx.map(|amx| (amx, Tiles::round(x, self.inputs, lines.room(rows, self.inputs))));
+        let inputs = Inputs { tiles, rounded: self.rounded(rounded, 0..rows), amx };
         let per_task = panels.len().div_ceil(TASKS_PER_THREAD * threads.count()).next_multiple_of(PANELS);
         threads.chunks(sums, per_task * rows, cost, |task, sums| {
             let panels = &panels[task * per_task..][..sums.len() / rows];
@@ -236,18 +267,54 @@ impl WithSimd for RowBlock<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let mut sums = [[0.0; LANES]; BLOCK];
-        let width = self.layer.outputs;
-        let sums = &mut sums[..self.out.len() / width];
+    fn with_simd<S: Simd>(mut self, _: S) {
         let mut at = 0;
-        for (matrix, panel) in self.layer.panels() {
-            self.inputs.multiply((matrix, panel), sums);
-            let len = LANES.min(matrix.outputs() - panel * LANES);
-            for (out, sums) in self.out.chunks_exact_mut(width).zip(&*sums) {
-                self.output.put(&mut out[at..at + len], sums);
+        for part in &self.layer.parts {
+            match self.inputs.amx_for(part) {
+                Some((amx, tiles)) => self.put_tiles(part, at, amx, tiles),
+                None => self.put_panels(part, at),
             }
-            at += len;
+            at += part.outputs();
+        }
+    }
+}
+
+impl RowBlock<'_> {
+    /// Computes the outputs of one matrix, the first of which is output `at`.
+    #[inline(always)]
+    fn put_panels(&mut self, part: &Matrix, at: usize) {
+        let width = self.layer.outputs;
+        let mut sums = [[0.0; LANES]; BLOCK];
+        let sums = &mut sums[..self.out.len() / width];
+        for panel in 0..part.n_panels() {
+            self.inputs.multiply((part, panel), sums);
+            let from = panel * LANES;
+            let to = part.outputs().min(from + LANES);
+            for (out, sums) in self.out.chunks_exact_mut(width).zip(&*sums) {
+                self.output.put(&mut out[at + from..at + to], sums);
+            }
+        }
+    }
+
+    /// Does the same by tiles, two panels at a time.
+    #[inline(always)]
+    fn put_tiles(&mut self, part: &Matrix, at: usize, amx: Amx, tiles: Tiles<'_>) {
+        let width = self.layer.outputs;
+        let mut sums = [[0.0; LANES]; 2 * amx::ROWS];
+        for panel in (0..part.n_panels()).step_by(2) {
+            let next = part.n_panels().min(panel + 2) - 1;
+            let weights = [panel, next].map(|panel| part.pairs(panel).unwrap_or_default());
+            let from = panel * LANES;
+            let to = part.outputs().min(from + 2 * LANES);
+            for (tiles, out) in tiles.parts().zip(self.out.chunks_mut(amx::ROWS * width)) {
+                amx.multiply(tiles, weights, &mut sums, amx::ROWS);
+                let (first, second) = sums.split_at(amx::ROWS);
+                for ((out, first), second) in out.chunks_exact_mut(width).zip(first).zip(second) {
+                    let (out, behind) = out[at + from..at + to].split_at_mut(LANES.min(to - from));
+                    self.output.put(out, first);
+                    self.output.put(behind, second);
+                }
+            }
         }
     }
 }
@@ -265,30 +332,64 @@ impl WithSimd for PanelRange<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let rows = self.sums.len() / self.panels.len();
-        if rows > 1 {
-            for (panel, sums) in self.panels.iter().zip(self.sums.chunks_exact_mut(rows)) {
-                self.inputs.multiply(*panel, sums);
+        let mut sums = self.sums;
+        let is_tiled = |panel: &Panel<'_>| self.inputs.amx_for(panel.0).is_some();
+        for panels in self.panels.chunk_by(|a, b| is_tiled(a) == is_tiled(b)) {
+            let (mine, others) = sums.split_at_mut(panels.len() * rows);
+            match self.inputs.amx_for(panels[0].0) {
+                Some((amx, tiles)) => multiply_tiles(panels, amx, tiles, mine),
+                None => self.inputs.multiply_all(panels, mine),
             }
-            return;
-        }
-        let (fours, rest) = self.panels.as_chunks::<PANELS>();
-        let (sums, rest_sums) = self.sums.split_at_mut(fours.len() * PANELS);
-        for (i, (panels, sums)) in fours.iter().zip(sums.chunks_exact_mut(PANELS)).enumerate() {
-            if panels.iter().any(|(matrix, _)| matrix.takes_rounded()) {
-                for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(1)) {
-                    self.inputs.multiply(*panel, sums);
-                }
-            } else {
-                panels_times_row(panels, fours.get(i + 1).unwrap_or(panels), self.inputs.tiles, sums);
-            }
-        }
-        for (panel, sums) in rest.iter().zip(rest_sums.chunks_exact_mut(1)) {
-            self.inputs.multiply(*panel, sums);
+            sums = others;
         }
     }
 }
 
-impl Inputs<'_> {
+/// Computes the products of panels of BF16 weights with every row, two panels at a time.
+fn multiply_tiles(panels: &[Panel<'_>], amx: Amx, tiles: Tiles<'_>, sums: &mut [Sums]) {
+    let rows = tiles.rows();
+    for (panels, sums) in panels.chunks(2).zip(sums.chunks_mut(2 * rows)) {
+        let weights = [panels[0], panels[panels.len() - 1]];
+        let weights = weights.map(|(matrix, panel)| matrix.pairs(panel).unwrap_or_default());
+        for (i, tiles) in tiles.parts().enumerate() {
+            amx.multiply(tiles, weights, &mut sums[i * amx::ROWS..], (panels.len() - 1) * rows);
+        }
+    }
+}
+
+impl<'a> Inputs<'a> {
+    /// Returns the instructions and the rows for a matrix that is multiplied by tiles.
+    #[inline(always)]
+    fn amx_for(&self, matrix: &Matrix) -> Option<(Amx, Tiles<'a>)> {
+        self.amx.filter(|_| matrix.is_bf16())
+    }
+
+    /// Computes the products of panels with every row into `sums`.
+    #[inline(always)]
+    fn multiply_all(&self, panels: &[Panel<'_>], sums: &mut [Sums]) {
+        let rows = sums.len() / panels.len();
+        if rows > 1 {
+            for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(rows)) {
+                self.multiply(*panel, sums);
+            }
+            return;
+        }
+        let (fours, rest) = panels.as_chunks::<PANELS>();
+        let (sums, rest_sums) = sums.split_at_mut(fours.len() * PANELS);
+        for (i, (panels, sums)) in fours.iter().zip(sums.chunks_exact_mut(PANELS)).enumerate() {
+            if panels.iter().any(|(matrix, _)| matrix.takes_rounded()) {
+                for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(1)) {
+                    self.multiply(*panel, sums);
+                }
+            } else {
+                panels_times_row(panels, fours.get(i + 1).unwrap_or(panels), self.tiles, sums);
+            }
+        }
+        for (panel, sums) in rest.iter().zip(rest_sums.chunks_exact_mut(1)) {
+            self.multiply(*panel, sums);
+        }
+    }
+
     /// Computes the products of a panel with every row into `sums`.
     #[inline(always)]
     fn multiply(&self, (matrix, panel): Panel<'_>, sums: &mut [Sums]) {
@@ -337,10 +438,10 @@ mod tests {
     }
 
     /// Checks that each of 70 rows has the same bits in every batch, at every place and with any number of threads.
-    fn check_that_rows_are_alone(linear: &Linear) {
+    fn check_that_rows_are_alone(linear: &Linear, kernel: Kernel) {
         let (inputs, outputs) = (linear.inputs, linear.outputs);
         let x = noise(2, 70 * inputs);
-        let mut scratch = LinearScratch::default();
+        let mut scratch = LinearScratch::new(kernel);
         let one = Threads::new(1).unwrap();
         let alone: Vec<Vec<u32>> = x
             .chunks(inputs)
@@ -367,10 +468,50 @@ mod tests {
     fn a_row_has_the_same_bits_in_every_batch_at_every_place_and_with_any_number_of_threads() {
         // Above and below one partial sum, with and without a part-filled panel.
         for (inputs, outputs) in [(1, 1), (17, 33), (256, 16), (300, 260), (1025, 47)] {
-            check_that_rows_are_alone(&Linear::pack(inputs, &[&noise(1, inputs * outputs)]));
+            check_that_rows_are_alone(&Linear::pack(inputs, &[&noise(1, inputs * outputs)]), Kernel::Portable);
         }
-        check_that_rows_are_alone(&mixed(768, &WeightKind::ALL).0);
-        check_that_rows_are_alone(&mixed(96, &[WeightKind::Q4_1, WeightKind::Q8_0]).0);
+        for kernel in [Kernel::Portable, Kernel::of_machine()] {
+            check_that_rows_are_alone(&mixed(768, &WeightKind::ALL).0, kernel);
+        }
+        check_that_rows_are_alone(&mixed(96, &[WeightKind::Q4_1, WeightKind::Q8_0]).0, Kernel::Portable);
+        for inputs in [1, 45, 288] {
+            check_that_rows_are_alone(&mixed(inputs, &[WeightKind::Bf16; 3]).0, Kernel::of_machine());
+        }
+    }
+
+    #[test]
+    fn tiles_are_off_by_the_rounding_of_the_row_alone_and_only_for_bf16() {
+        let (inputs, rows) = (768, 150);
+        let x = noise(12, rows * inputs);
+        let one = Threads::new(1).unwrap();
+        for kinds in [&[WeightKind::Bf16; 2][..], &[WeightKind::F32, WeightKind::Bf16, WeightKind::Q8_0]] {
+            let (mixed, weights) = mixed(inputs, kinds);
+            let products = |kernel| {
+                let mut out = vec![f32::NAN; rows * mixed.outputs()];
+                mixed.apply(&x, &mut out, Output::Replace, &mut LinearScratch::new(kernel), &one);
+                out
+            };
+            let (found, portable) = (products(Kernel::of_machine()), products(Kernel::Portable));
+            let rows = x.chunks(inputs).zip(found.chunks(mixed.outputs()).zip(portable.chunks(mixed.outputs())));
+            for (x, (found, portable)) in rows {
+                let mut at = 0;
+                for part in &mixed.parts {
+                    for output in at..at + part.outputs() {
+                        let (found, portable) = (found[output], portable[output]);
+                        if part.is_bf16() {
+                            let terms = x.iter().zip(&weights[output * inputs..]).map(|(x, w)| (x * w).abs());
+                            let size = terms.sum::<f32>();
+                            // Half a unit in the last of eight bits.
+                            assert!((found - portable).abs() <= size / 256.0, "{found} is not {portable}");
+                        } else {
+                            assert_eq!(found.to_bits(), portable.to_bits());
+                        }
+                    }
+                    at += part.outputs();
+                }
+            }
+            assert_eq!(found != portable, Kernel::of_machine() != Kernel::Portable, "it is another kernel");
+        }
     }
 
     #[test]

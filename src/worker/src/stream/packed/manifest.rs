@@ -11,7 +11,7 @@ use crate::stream::packed::form::{Form, dtype_of};
 use crate::stream::packed::learned::Learned;
 
 /// Version of the layout of groups; a change of the order of a kernel's weights MUST raise the number.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Contents of a file.
 #[derive(Debug, Deserialize, Serialize)]
