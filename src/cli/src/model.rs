@@ -1,5 +1,6 @@
 //! The model of an embedded worker: where it comes from, where its weights lie, and what takes its place.
 
+pub(crate) mod kernel;
 pub(crate) mod marks;
 pub mod model_source;
 pub mod null_worker;

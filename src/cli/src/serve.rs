@@ -34,6 +34,7 @@ use self::simulation::{refuse_beside_simulation, simulated};
 use self::steps_timeline::StepsTimeline;
 use self::unused::unused;
 use crate::h2o::head_loss::HeadLosses;
+use crate::model::kernel::{revision_with, with_kernel};
 use crate::model::model_source::{BUILT_IN, ModelSource, log_facts};
 use crate::model::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::model::simulated::clock::RealTime;
@@ -386,6 +387,8 @@ pub fn embedded_with(
     let tokenizer = source.tokenizer()?;
     let (revision, placement) = (source.revision()?, Placement::of(settings.weights.as_deref())?);
     let model = source.placed(&placement, &revision, engines.embedded())?.with_kv_dtype(engines.kv_types()[0]);
+    let model = with_kernel(model, source, settings.kv.kernel.as_deref())?;
+    let named = revision_with(&revision, &model);
     let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
     let (model, config) = divided(settings, model, found.as_ref())?;
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
@@ -407,7 +410,7 @@ pub fn embedded_with(
         crate::model::repair::WeightsRepair::new(settings.model.clone(), placement, &revision, engines.embedded());
     let mut backend = engines.backend(model, tokenizer, &cores, repair);
     backend.stores = opened.into_iter().map(|(_, store)| store).collect();
-    backend.model.revision = revision;
+    backend.model.revision = named;
     Ok((cores, backend))
 }
 

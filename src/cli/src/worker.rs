@@ -23,6 +23,7 @@ use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 use crate::h2o::choice::{self, Choice};
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total;
+use crate::model::kernel::{revision_with, with_kernel};
 use crate::model::model_source::{ModelSource, log_facts};
 use crate::model::null_worker::{NullWorker, duration};
 use crate::model::repair::WeightsRepair;
@@ -111,6 +112,10 @@ struct AttachArgs {
     /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0 [default: f32].
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<String>,
+
+    /// Products with BF16 weights: portable, amx-bf16 or auto, as with serve [default: auto, with the built-in model portable].
+    #[arg(long, value_name = "NAME", conflicts_with = "null")]
+    kernel: Option<String>,
 
     /// Placement of the weights: resident, or stream:memory_mib=N to keep N MiB of weights in memory and read the rest in every step from packed
     /// weights in dir=PATH, up to ahead=N groups ahead, reads=N at once, or prefill_ahead=N and prefill_reads=N in steps with prompts; compress=auto, on
@@ -288,7 +293,8 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let source = ModelSource::of(args.model.as_deref());
     let revision = source.revision()?;
     let placement = Placement::of(args.weights.as_deref())?;
-    let mut model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
+    let model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
+    let mut model = with_kernel(model, source, args.kernel.as_deref())?;
     log_facts(model.name(), model.facts());
     let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     let layers = args.h2o_layers.as_deref();
@@ -302,7 +308,7 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     }
     let model = Arc::new(model);
     let repair = WeightsRepair::new(args.model.clone(), placement, &revision, 1);
-    let info = ModelInfo { revision, ..model.info() };
+    let info = ModelInfo { revision: revision_with(&revision, &model), ..model.info() };
     let of_model = |tokenizer| Grammars::new(tokenizer, info.vocab_size, info.eos_token_ids.clone());
     let grammars = tokenizer(args).map(of_model).map(Arc::new);
     let make: MakeRunner = Box::new(move |session: &Session| {

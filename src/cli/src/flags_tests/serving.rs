@@ -52,6 +52,11 @@ pub const ENTRIES: &[Entry] = &[
     ("serve", "log-format", Test(PROCESS, "a_log_in_json_has_an_object_a_line")),
     ("serve", "threads", Reaches("--threads=3", &[])),
     ("serve", "kv-resident", Reaches("--kv-resident=true", &[])),
+    (
+        "serve",
+        "kernel",
+        Test("src/cli/src/model/kernel.rs", "a_kernel_is_named_in_the_revision_unless_it_is_the_portable_one"),
+    ),
     ("serve", "worker", Reaches("--worker=null:3ms", &[])),
     (
         "serve",
@@ -162,6 +167,11 @@ pub const ENTRIES: &[Entry] = &[
     ("worker", "null", Announces("--null=5ms")),
     ("worker", "threads", Test(WORKER, "wrong_settings_are_reported_by_name")),
     ("worker", "kv-dtype", Announces("--kv-dtype=f16")),
+    (
+        "worker",
+        "kernel",
+        Test("src/cli/src/model/kernel.rs", "a_kernel_is_named_in_the_revision_unless_it_is_the_portable_one"),
+    ),
     (
         "worker",
         "weights",

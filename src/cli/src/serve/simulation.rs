@@ -62,6 +62,7 @@ pub(super) fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -
         ("threads", settings.threads.is_some(), "a simulated device computes nothing"),
         ("kv-dtype", settings.kv.kv_dtype.is_some(), "a model's preset or config.json has the type of its KV"),
         ("kv-resident", settings.kv.kv_resident.is_some(), "a simulated device has no KV"),
+        ("kernel", settings.kv.kernel.is_some(), "a simulated device computes nothing"),
         ("attached-workers", engines.attached() > 0, "all workers are simulated"),
         ("disk", settings.tiers.disk.is_some(), "a disk keeps real KV; use host-mem or shared-mem"),
         ("remote", settings.tiers.remote.is_some(), "remote storage keeps real KV; use host-mem or shared-mem"),

@@ -1,8 +1,8 @@
-//! Settings of the KV of embedded workers: its type, and when its memory is taken.
+//! Settings of the computation of embedded workers: type and memory of the KV, and the kernel.
 
 use clap::Args;
 
-/// Settings of the KV of embedded workers.
+/// Settings of the computation of embedded workers.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct KvSettings {
     /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0. Types of fewer bits hold more tokens in the same memory, and round keys and
@@ -14,4 +14,10 @@ pub struct KvSettings {
     /// there is missed then [default: false].
     #[arg(long, value_name = "BOOL")]
     pub kv_resident: Option<bool>,
+
+    /// Products with BF16 weights: portable, amx-bf16 or auto. The portable kernel widens weights to F32, with equal texts on every machine; amx-bf16 rounds
+    /// activations to BF16 and multiplies by the tiles of AMX, with another revision of the model; auto is the fastest of this machine
+    /// [default: auto, with the built-in model portable].
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
 }

@@ -56,7 +56,7 @@ pub struct Settings {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Type and memory of the KV.
+    /// Type and memory of the KV, and the kernel.
     #[command(flatten)]
     pub kv: KvSettings,
 

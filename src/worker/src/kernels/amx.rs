@@ -5,9 +5,6 @@
 //! [`INPUTS`] inputs of an output are two chains of fused multiply-adds from zero, of the even and of the odd inputs in ascending order; their sum is added
 //! to the output. Numbers below the normal ones are zeros, as inputs and as results. That is `TDPBF16PS` in Intel's manual (Software Developer's Manual,
 //! volume 2), and the tests compare both.
-//!
-//! Crates with such products (NumKong, oneDNN's bindings) promise neither an order of sums that is equal for every number of rows, nor a layout of weights
-//! that a file may have.
 
 use std::sync::OnceLock;
 
