@@ -26,7 +26,7 @@
 //! **Experts**: the devices share the products as whole experts or as slices of each. Data-parallel attention adds an all-gather before
 //! the experts and a reduce-scatter behind them, each `latency + (n - 1) / n * bytes / bandwidth` for the tokens of all `n` ranks, as
 //! vLLM's default `allgather_reducescatter` does. A step of ranks in lock step takes the slowest rank's attention and matrices,
-//! and the experts for the tokens of all. Choices are taken to be even.
+//! and the experts for the tokens of all. Ranks with whole experts wait for the one with the most pairs.
 //!
 //! **Pipeline parallelism**: a stage has as many layers as the largest, and sends the tokens to the next one over the peer link:
 //! `latency + bytes / bandwidth`, not overlapped with anything. The last stage has the output matrix too. With several steps in flight the
@@ -145,7 +145,7 @@ impl Roofline {
     fn experts_s(&self, tokens: f64) -> f64 {
         let Some((shape, layers)) = &self.experts else { return 0.0 };
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
-        let products = shape.products(tokens);
+        let products = shape.products(tokens * shape.busiest(tokens));
         let products_s = products.blended_s(self.expert_flops_s, bandwidth_bytes_s * e.weight_bandwidth);
         let moved_s = shape.moved_bytes(tokens) / (bandwidth_bytes_s * e.kv_bandwidth);
         let exchange_s = 2.0 * self.parallel.all_gather_s(&self.hardware, tokens, self.token_bytes);
@@ -513,8 +513,13 @@ mod tests {
         assert!(slices < whole && whole < one, "{one} {slices} {whole}");
         // The pairs' hidden states and the activation's rows of all 65,536 pairs in 48 layers.
         let more = 2.0 * 65_536.0 * 48.0 * (4096.0 + 5.0 * 768.0 + 704.0 - (6144.0 + 6.0 * 192.0));
-        let expected_s = more / (h100.bandwidth_bytes_s * h100.efficiency.kv_bandwidth);
-        assert!((whole - slices - expected_s).abs() < 1e-6, "{} {expected_s}", whole - slices);
+        let moved_s = more / (h100.bandwidth_bytes_s * h100.efficiency.kv_bandwidth);
+        // The rank with the most pairs has more products than a device with slices.
+        let shape = ExpertShape::of(qwen).unwrap().among("tp4ep4".parse().unwrap());
+        let rates = (h100.peak_flops_s * h100.efficiency.linear_flops, h100.bandwidth_bytes_s * 0.782);
+        let products_s = |tokens| shape.products(tokens).blended_s(rates.0, rates.1);
+        let expected_s = moved_s + 48.0 * (products_s(8192.0 * shape.busiest(8192.0)) - products_s(8192.0));
+        assert!((whole - slices - expected_s).abs() < 1e-5, "{} {expected_s}", whole - slices);
     }
 
     #[test]
