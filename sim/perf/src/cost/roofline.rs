@@ -36,7 +36,7 @@
 
 use super::experts::ExpertShape;
 use super::work::{Demand, Parts, Work};
-use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepErrors, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepErrors, StepShape, TimeRange, nanoseconds};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
@@ -78,6 +78,7 @@ pub struct Roofline {
     /// Terms of steps of decodes alone; empty with stages.
     decodes: Vec<Decodes>,
     errors: StepErrors,
+    range: TimeRange,
     name: String,
 }
 
@@ -116,6 +117,7 @@ impl Roofline {
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
             decodes: Vec::new(),
             errors,
+            range: TimeRange::of(hardware, model, parallel),
             name: format!(
                 "roofline{spread} ({trust}{}{})",
                 unused(hardware, model, parallel),
@@ -277,6 +279,10 @@ impl CostModel for Roofline {
 
     fn errors(&self, _: usize) -> StepErrors {
         self.errors
+    }
+
+    fn range(&self, _: usize) -> Option<TimeRange> {
+        Some(self.range)
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {

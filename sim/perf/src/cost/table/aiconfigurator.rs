@@ -19,7 +19,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, Grid, LowerBound, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError,
-    TableFault, check_measured, describe, head_work, linear_work, rows, token_counts,
+    TableFault, TimeRange, check_measured, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -121,6 +121,7 @@ impl Table {
             experts,
             stages: Stages::over_peer_link(hardware, model, parallel),
             errors: StepErrors::default(),
+            range: TimeRange::of_table(model),
         })
     }
 }
