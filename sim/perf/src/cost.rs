@@ -59,6 +59,7 @@ mod lower_bound;
 mod mixed;
 mod overhead;
 mod parallel;
+mod range;
 mod roofline;
 mod streaming;
 pub mod table;
@@ -73,6 +74,7 @@ pub use lower_bound::LowerBound;
 pub use mixed::Mixed;
 pub use overhead::{EngineOverhead, EngineOverheadError};
 pub use parallel::{Parallel, ParallelError};
+pub use range::TimeRange;
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
@@ -244,6 +246,12 @@ pub trait CostModel {
     fn errors(&self, replica: usize) -> StepErrors {
         let _ = replica;
         StepErrors::default()
+    }
+
+    /// Returns the range of real step times on one replica of a fleet; `None` if nothing says how far the model is from runs of engines.
+    fn range(&self, replica: usize) -> Option<TimeRange> {
+        let _ = replica;
+        None
     }
 
     /// Returns the largest steps that the times on one replica of a fleet were measured with; times of larger ones are extrapolated. `None` if the

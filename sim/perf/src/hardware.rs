@@ -26,7 +26,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use trunkline_sim_workload::UnknownName;
 
-use crate::model::{Arithmetic, Model};
+use crate::model::{Arithmetic, Bits, Model};
 
 mod curve;
 pub mod file;
@@ -43,10 +43,8 @@ pub struct Hardware {
     pub name: &'static str,
     /// Dense BF16 peak, FLOP/s.
     pub peak_flops_s: f64,
-    /// Dense FP8 peak, FLOP/s; the BF16 peak on devices without FP8.
-    pub fp8_flops_s: f64,
-    /// Dense INT8 peak, operations/s; the FP8 peak if the file does not say.
-    pub int8_ops_s: f64,
+    /// Dense peaks of narrower arithmetic.
+    pub narrow: NarrowPeaks,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
     /// Memory of the device, and of its host.
@@ -81,6 +79,17 @@ pub struct Hardware {
     pub step_time: Option<StepTime>,
 }
 
+/// Dense peaks of products of 8 bits and of 4.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NarrowPeaks {
+    /// FP8, FLOP/s; the BF16 peak on devices without it.
+    pub float8_s: f64,
+    /// INT8, operations/s; the FP8 peak if the file does not say.
+    pub int8_s: f64,
+    /// FP4, FLOP/s; `None` on devices without it, where weights of 4 bits are widened.
+    pub float4_s: Option<f64>,
+}
+
 /// Memory of a device, and of its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
@@ -102,10 +111,13 @@ pub struct NodeLink {
 }
 
 /// Shares of the peaks, each above 0 and at most 1, and other properties of kernels.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Efficiency {
-    /// Share of peak FLOP/s in matrix products with weights.
+    /// Share of peak FLOP/s in matrix products with weights, in 16 bits.
     pub linear_flops: f64,
+    /// The same in 8 and in 4 bits, of the peak for these, with the rounding of the activations.
+    pub narrow_flops: f64,
     /// Share of peak FLOP/s in attention.
     pub attention_flops: f64,
     /// Share of peak bandwidth in reading weights.
@@ -210,23 +222,55 @@ impl Efficiency {
     ///
     /// * `linear_flops` 0.65: the slope of all linear operations of a layer over tokens in Vidur's profiles (MIT licence): A100 8B
     ///   0.67, A100 70B 0.71, H100 7B 0.64, H100 70B 0.66, A40 7B 0.72.
+    /// * `narrow_flops` 0.45: the H100's, as much less as `linear_flops` is. On H100 and H200 it is the median of FP8 products, scaled by tensor
+    ///   or by block, of more than 512 tokens with at least 16 million weights, in aiconfigurator's tables of vLLM 0.24.
     /// * `attention_flops` 0.40: prefill attention, A100, 32 query heads, same profiles (127 of 312 TFLOPS).
     /// * `weight_bandwidth` 0.70: the floor of the same linear operations at few tokens, A100 8B.
     /// * `kv_bandwidth` 0.78: decode attention, A100, 32 query and 8 KV heads, aiconfigurator's tables (Apache-2.0 licence): 1.60
     ///   of 2.04 TB/s.
     /// * `mixed_rows` 1: a table of mixed calls exists for one device only.
-    pub const ASSUMED: Self =
-        Self { linear_flops: 0.65, attention_flops: 0.40, weight_bandwidth: 0.70, kv_bandwidth: 0.78, mixed_rows: 1.0 };
+    pub const ASSUMED: Self = Self {
+        linear_flops: 0.65,
+        narrow_flops: 0.45,
+        attention_flops: 0.40,
+        weight_bandwidth: 0.70,
+        kv_bandwidth: 0.78,
+        mixed_rows: 1.0,
+    };
 }
+
+impl Default for Efficiency {
+    fn default() -> Self {
+        Self::ASSUMED
+    }
+}
+
+/// Share of the rate of 16-bit products that kernels reach if they widen the weights first, on data-centre boards from Hopper on: such kernels
+/// multiply with `mma.sync`, which gets 62.9 % of the tensor cores there (arXiv 2402.13499).
+const WIDENED: f64 = 0.629;
+/// Compute capabilities of these boards.
+const WIDENING_COSTS: std::ops::Range<f64> = 9.0..12.0;
 
 impl Hardware {
     /// Returns the peak for products in `arithmetic`, FLOP/s.
     pub fn flops_s(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
-            Arithmetic::Float8 => self.fp8_flops_s,
-            Arithmetic::Int8 => self.int8_ops_s,
+            Arithmetic::Float8 => self.narrow.float8_s,
+            Arithmetic::Int8 => self.narrow.int8_s,
+            Arithmetic::Float4 => self.narrow.float4_s.unwrap_or(self.peak_flops_s),
             Arithmetic::Bits16 => self.peak_flops_s,
         }
+    }
+
+    /// Returns the rate that kernels reach in products in `arithmetic` with weights of so many bits, FLOP/s.
+    pub fn linear_flops_s(&self, arithmetic: Arithmetic, weights: Bits) -> f64 {
+        let (peak, e) = (self.flops_s(arithmetic), self.efficiency);
+        if arithmetic != Arithmetic::Bits16 && peak > self.peak_flops_s {
+            return peak * e.narrow_flops;
+        }
+        let is_slow = self.compute_capability.is_some_and(|it| WIDENING_COSTS.contains(&it));
+        let widened = if is_slow && weights.bytes_each() < 1.0 { WIDENED } else { 1.0 };
+        peak * e.linear_flops * widened
     }
 }
 
@@ -302,6 +346,22 @@ mod tests {
             assert!((250..800).contains(&hidden_mib), "{}: {hidden_mib}", preset.name);
             assert!(preset.compute_capability.is_some_and(|it| (8.0..=12.0).contains(&it)), "{}", preset.name);
         }
+    }
+
+    #[test]
+    fn kernels_reach_rates_by_arithmetic_bits_and_generation() {
+        let rate = |device: &str, arithmetic, bits| by_name(device).unwrap().linear_flops_s(arithmetic, bits) / 1e12;
+        let near = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        let (whole, eight, four) = (Bits::each(16), Bits::each(8), Bits::grouped(4, 8, 32));
+        near(rate("h200-141g", Arithmetic::Bits16, whole), 989.4 * 0.713);
+        near(rate("h200-141g", Arithmetic::Float8, eight), 1978.9 * 0.505);
+        near(rate("h200-141g", Arithmetic::Bits16, four), 989.4 * 0.713 * 0.629);
+        near(rate("h200-141g", Arithmetic::Float4, four), 989.4 * 0.713 * 0.629);
+        near(rate("b200-180g", Arithmetic::Float4, four), 9000.0 * 0.45);
+        // Without FP8 weights are widened, which costs nothing before Hopper.
+        near(rate("a100-80g", Arithmetic::Float8, eight), 312.0 * 0.675);
+        near(rate("a100-80g", Arithmetic::Bits16, four), 312.0 * 0.675);
+        near(rate("rtx5090-32g", Arithmetic::Bits16, four), 209.5 * 0.65);
     }
 
     #[test]

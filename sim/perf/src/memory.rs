@@ -83,19 +83,21 @@ impl Total {
 impl Workspace {
     /// Returns the parts on the fullest device, as vLLM measures them with a full step and a full batch of dummy requests: the layers' or, as one follows
     /// the other, the sampler's with the hidden states of the step. A layer holds the residual and a few rows of hidden width, and both halves of the
-    /// feed-forward network with their product, or those of the chosen experts.
+    /// feed-forward network with their product, or those of the chosen experts: of whole experts all of the width, and of a group of ranks those of the
+    /// tokens of all, which each gathers.
     pub fn parts(self, model: &Model, parallel: Parallel, batch_tokens: u32, batch_size: u32) -> WorkspaceParts {
-        let share = u64::from(parallel.tensor);
-        let dense = 3 * model.intermediate.div_ceil(share);
-        let of_experts = model.experts.map_or(0, |experts| {
-            let width = experts.width.div_ceil(u64::from(parallel.expert_devices()).max(1));
-            experts.active * (model.hidden.max(2 * width) + width)
-        });
-        let row = 3 * model.hidden + dense.max(of_experts);
         let tokens = u64::from(batch_tokens);
+        let dense = tokens.saturating_mul(3 * model.intermediate.div_ceil(parallel.tensor.into()));
+        let of_experts = model.experts.map_or(0, |experts| {
+            let slices = if parallel.expert > 1 { 1 } else { u64::from(parallel.expert_devices()).max(1) };
+            let width = experts.width.div_ceil(slices);
+            let of_token = experts.active * (model.hidden.max(2 * width) + width);
+            tokens.saturating_mul(parallel.data.into()).saturating_mul(of_token)
+        });
+        let elements = tokens.saturating_mul(3 * model.hidden).saturating_add(dense.max(of_experts));
         let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(self.logit_tenths) / 10;
         WorkspaceParts {
-            layers: tokens.saturating_mul(row).saturating_mul(ACTIVATION_BYTES),
+            layers: elements.saturating_mul(ACTIVATION_BYTES),
             sampler: sampler.saturating_add(tokens * model.hidden * ACTIVATION_BYTES),
             other: self.other_bytes,
         }
@@ -275,6 +277,11 @@ mod tests {
         // Eight experts of 768: rows of hidden width, which is wider than both halves, and their product.
         let of_qwen = workspace.parts(qwen, Parallel::ONE, 8192, 1).bytes();
         assert_eq!(of_qwen, 8192 * 2 * (3 * 2048 + 8 * (2048 + 768)) + 1000);
+        // Slices of each expert on four devices; whole ones, for the tokens of all four ranks.
+        let of_qwen = |text: &str| workspace.parts(qwen, text.parse().unwrap(), 8192, 1).bytes();
+        assert_eq!(of_qwen("tp4"), 8192 * 2 * (3 * 2048 + 8 * (2048 + 192)) + 1000);
+        assert_eq!(of_qwen("tp4ep4"), 8192 * 2 * (3 * 2048 + 8 * (2048 + 768)) + 1000);
+        assert_eq!(of_qwen("dp4ep4"), 8192 * 2 * (3 * 2048 + 4 * 8 * (2048 + 768)) + 1000);
         assert!(bytes(Parallel::ONE, u32::MAX, u32::MAX) > u64::from(u32::MAX) * 128_256 * 12);
         // Peak activations in a log of vLLM 0.11, by vocabulary and width.
         let v0_11 = Workspace { logit_tenths: 385, other_bytes: 0 };

@@ -27,7 +27,7 @@ const MXFP4: LogClass = class("MXFP4 on vLLM", 4, -3.2, 3.1);
 const IMAGES: LogClass = class("vision-language models on vLLM", 1, -9.4, -9.4);
 const HYBRID: LogClass = class("hybrid models on vLLM", 2, 5.3, 9.9);
 const HYBRID_BOARDS: LogClass = class("hybrid models on vLLM, boards of compute capability 12", 4, -1.9, 121.2);
-const RANKS: LogClass = class("experts of several ranks on vLLM", 2, -7.3, 7.3);
+const RANKS: LogClass = class("experts of several ranks on vLLM", 2, -7.3, -0.8);
 const V0: LogClass = class("vLLM V0", 2, 2.7, 3.7);
 const SGLANG: LogClass = class("SGLang", 1, -1.1, -1.1);
 /// Devices on which vLLM's own measurement takes several GiB more for hybrid vision-language models; why is not known here.

@@ -10,8 +10,8 @@
 //!
 //! With a split, each probe looks for a division of its replicas into prefill and decode ones, guided by the SLOs that fail.
 //!
-//! If the cost model states its error for every kind of batch, the search is repeated with all step times shorter and longer by it, from
-//! the answer on: [`Answer::range`].
+//! If the cost model states its error for every kind of batch, or else a range of real step times, the search is repeated with all step times
+//! shorter and longer by it, from the answer on: [`Answer::range`].
 //!
 //! [`plan_day`] repeats the search for each rate of a daily curve.
 //!
@@ -39,7 +39,7 @@ mod day;
 mod range;
 
 pub use day::{Day, DayAnswer, FleetDay, HourAnswer, plan_day};
-pub use range::Range;
+pub use range::{Doubt, Range};
 
 /// Highest load with reliable tails of latency: above, small errors of step times become large errors of waiting times.
 pub const LOAD_RELIABLE_MAX: f64 = 0.85;
@@ -95,7 +95,7 @@ pub struct Answer {
     pub alone: Vec<SloResult>,
     /// Cost model of the step times, with its error.
     pub cost_model: String,
-    /// Answers with step times off by the error of the cost model; `None` if the error was not measured.
+    /// Answers with step times off by the error of the cost model, or at the ends of their range; `None` if it states neither.
     pub range: Option<Range>,
     /// `true` if [`Answer::best`] lies at the end of the search range, so a better answer may exist.
     pub at_end: bool,

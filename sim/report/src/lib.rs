@@ -36,6 +36,7 @@ pub mod html;
 pub mod numbers;
 pub mod observer;
 pub mod outcome;
+mod range;
 pub mod report;
 pub mod sample;
 pub mod series;

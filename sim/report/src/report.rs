@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use trunkline_core::config::SETTINGS;
 use trunkline_core::{Config, Stats, TierStats};
 use trunkline_sim_perf::columns::Cell;
-use trunkline_sim_perf::cost::WeightReads;
+use trunkline_sim_perf::cost::{TimeRange, WeightReads};
 use trunkline_sim_perf::hardware::Largest;
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
@@ -522,6 +522,9 @@ pub struct SettingsReport {
     pub oracles: Vec<&'static str>,
     /// Cost model and measured error.
     pub cost_model: String,
+    /// Times of real steps over these; of several kinds of replica the widest, and left out if one has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_range: Option<TimeRange>,
     /// Placement of the weights with all parameters.
     pub weights: String,
     /// Bytes in the memory of a replica's host.

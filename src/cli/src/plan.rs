@@ -14,7 +14,7 @@ use trunkline_sim_perf::cost::BoxedCost;
 use trunkline_sim_perf::hardware;
 use trunkline_sim_perf::memory::DoesNotFit;
 use trunkline_sim_replay::plan::{
-    Answer, Candidate, DayAnswer, Goal, LOAD_RELIABLE_MAX, PlanError, Probe, Search, plan, plan_day,
+    Answer, Candidate, DayAnswer, Doubt, Goal, LOAD_RELIABLE_MAX, PlanError, Probe, Search, plan, plan_day,
 };
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::settings::SettingsError;
@@ -417,18 +417,22 @@ fn range(answer: &Answer, goal: Goal) -> Vec<String> {
         (Some(probe), Goal::Replicas { .. }) => format!("{}{}", replicas(probe.replicas), division(probe)),
         (Some(probe), Goal::Rate) => format!("{} requests/s", rate(probe)),
     };
-    let (prefill, decode, mixed) = (range.prefill_error, range.decode_error, range.mixed_error);
-    let errors = if prefill == decode && decode == mixed {
-        per_cent(prefill)
-    } else {
-        format!("{} (prefill), {} (decode) and {} (both)", per_cent(prefill), per_cent(decode), per_cent(mixed))
+    let doubt = match range.doubt {
+        Doubt::Errors { prefill_error: prefill, decode_error: decode, mixed_error: mixed } => {
+            let each = [prefill, decode, mixed].map(per_cent);
+            match each.iter().all(|error| *error == each[0]) {
+                true => format!("than modelled by {}", each[0]),
+                false => format!("than modelled by {} (prefill), {} (decode) and {} (both)", each[0], each[1], each[2]),
+            }
+        }
+        Doubt::Times(range) => format!("than modelled: {range}"),
     };
     let faster = format!("{} if steps are faster", end(&range.if_faster));
     let answers = match &answer.best {
         Some(_) => format!("{faster}, {} if they are slower", end(&range.if_slower)),
         None => faster,
     };
-    vec![format!("{answers} than modelled by {errors}"), model]
+    vec![format!("{answers} {doubt}"), model]
 }
 
 /// Says which SLOs no number of replicas meets, because a request by itself does not.

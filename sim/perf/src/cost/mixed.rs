@@ -2,7 +2,7 @@
 
 use trunkline_port::WeightReads;
 
-use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimedStep};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimeRange, TimedStep};
 
 /// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
@@ -42,6 +42,11 @@ impl CostModel for Mixed {
     fn errors(&self, replica: usize) -> StepErrors {
         let kind = self.kind_of.get(replica).copied().unwrap_or(0);
         self.kinds[kind].errors(0)
+    }
+
+    fn range(&self, replica: usize) -> Option<TimeRange> {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].range(0)
     }
 
     fn largest(&self, replica: usize) -> Option<Largest> {

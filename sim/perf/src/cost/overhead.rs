@@ -6,7 +6,7 @@ use std::str::FromStr;
 use trunkline_port::WeightReads;
 use trunkline_quote::quoted;
 
-use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimedStep};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimeRange, TimedStep};
 
 /// Longest overhead per step or sequence, microseconds.
 const US_MAX: f64 = 1e6;
@@ -85,6 +85,10 @@ impl CostModel for Hosted {
     /// Returns the errors of the kernels.
     fn errors(&self, replica: usize) -> StepErrors {
         self.cost.errors(replica)
+    }
+
+    fn range(&self, replica: usize) -> Option<TimeRange> {
+        self.cost.range(replica)
     }
 
     fn largest(&self, replica: usize) -> Option<Largest> {

@@ -31,7 +31,7 @@ use super::errors::{Sample, usual_steps};
 use super::experts::ExpertShape;
 use super::grid::Grid;
 use super::work::{Demand, Work};
-use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, TimeRange, nanoseconds};
 use crate::columns::ColumnFault;
 use crate::hardware::{Hardware, Largest, StepErrors};
 use crate::model::{Model, Precision};
@@ -263,6 +263,7 @@ pub struct Table {
     /// Stages of a pipeline; `None` for a single one.
     stages: Option<Stages>,
     errors: StepErrors,
+    range: TimeRange,
 }
 
 impl Table {
@@ -350,6 +351,10 @@ impl CostModel for Table {
 
     fn errors(&self, _: usize) -> StepErrors {
         self.errors
+    }
+
+    fn range(&self, _: usize) -> Option<TimeRange> {
+        Some(self.range)
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {

@@ -6,6 +6,7 @@
 //! bf16_tflops = 989.4                 # dense
 //! fp8_tflops = 1978.9                 # dense; optional, else the BF16 rate
 //! int8_tops = 1978.9                  # dense; optional, else the FP8 rate
+//! fp4_tflops = 9000.0                 # dense; only of devices that multiply 4 bits
 //! memory_gb_s = 3350.0
 //! memory_mib = 81559                  # as nvidia-smi says
 //! usable_mib = 81080                  # as programs see it; optional, else 512 less
@@ -18,7 +19,7 @@
 //! latency_us = 10.0
 //!
 //! [peer_link]                         # all-reduces among devices; optional, else the host link's
-//! gb_s = 130.0
+//! gb_s = 240.0
 //! latency_us = 6.0
 //! devices = 8                         # devices that it joins, those of a node; optional, else 8
 //!
@@ -27,7 +28,8 @@
 //! latency_us = 25.0
 //!
 //! [efficiency]                        # shares of the peaks that kernels reach; each is optional
-//! linear_flops = 0.65
+//! linear_flops = 0.65                 # of products in 16 bits
+//! narrow_flops = 0.45                 # of products in 8 and in 4 bits
 //! attention_flops = 0.4
 //! weight_bandwidth = 0.7
 //! kv_bandwidth = 0.78
@@ -69,7 +71,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use trunkline_quote::of_parser;
 
 use super::{
-    Curve, DeviceMemory, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime,
+    Curve, DeviceMemory, Efficiency, Hardware, Largest, NarrowPeaks, NodeLink, Piece, Residuals, RooflineError,
+    StepErrors, StepTime,
 };
 use trunkline_sim_workload::UnknownName;
 
@@ -130,6 +133,8 @@ struct File {
     bf16_tflops: f64,
     fp8_tflops: Option<f64>,
     int8_tops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fp4_tflops: Option<f64>,
     memory_gb_s: f64,
     memory_mib: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,7 +148,7 @@ struct File {
     peer_link: Option<PeerLinkFile>,
     node_link: Option<LinkFile>,
     #[serde(default)]
-    efficiency: EfficiencyFile,
+    efficiency: Efficiency,
     #[serde(default)]
     overhead: OverheadFile,
     roofline_error: Option<RooflineErrorFile>,
@@ -164,24 +169,6 @@ struct PeerLinkFile {
     latency_us: f64,
     #[serde(default = "eight")]
     devices: u32,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct EfficiencyFile {
-    linear_flops: f64,
-    attention_flops: f64,
-    weight_bandwidth: f64,
-    kv_bandwidth: f64,
-    mixed_rows: f64,
-}
-
-impl Default for EfficiencyFile {
-    fn default() -> Self {
-        let Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
-            Efficiency::ASSUMED;
-        Self { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows }
-    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -423,6 +410,7 @@ impl File {
             ("bf16_tflops", self.bf16_tflops),
             ("fp8_tflops", self.fp8_tflops.unwrap_or(1.0)),
             ("int8_tops", self.int8_tops.unwrap_or(1.0)),
+            ("fp4_tflops", self.fp4_tflops.unwrap_or(1.0)),
             ("memory_gb_s", self.memory_gb_s),
             ("memory_mib", self.memory_mib as f64),
             ("usable_mib", self.usable_mib.map_or(1.0, |mib| mib as f64)),
@@ -443,6 +431,7 @@ impl File {
         }
         let shares = [
             ("efficiency.linear_flops", self.efficiency.linear_flops),
+            ("efficiency.narrow_flops", self.efficiency.narrow_flops),
             ("efficiency.attention_flops", self.efficiency.attention_flops),
             ("efficiency.weight_bandwidth", self.efficiency.weight_bandwidth),
             ("efficiency.kv_bandwidth", self.efficiency.kv_bandwidth),
@@ -518,14 +507,15 @@ impl File {
 
     fn hardware(self) -> Hardware {
         let (peer_link, peers_use_host_link) = (self.peer_link(), self.peer_link.is_none());
-        let EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
-            self.efficiency;
         let fp8_tflops = self.fp8_tflops.unwrap_or(self.bf16_tflops);
         Hardware {
             name: self.name.leak(),
             peak_flops_s: self.bf16_tflops * 1e12,
-            fp8_flops_s: fp8_tflops * 1e12,
-            int8_ops_s: self.int8_tops.unwrap_or(fp8_tflops) * 1e12,
+            narrow: NarrowPeaks {
+                float8_s: fp8_tflops * 1e12,
+                int8_s: self.int8_tops.unwrap_or(fp8_tflops) * 1e12,
+                float4_s: self.fp4_tflops.map(|tflops| tflops * 1e12),
+            },
             bandwidth_bytes_s: self.memory_gb_s * 1e9,
             memory: DeviceMemory {
                 total_bytes: self.memory_mib << 20,
@@ -543,7 +533,7 @@ impl File {
                 .node_link
                 .map(|LinkFile { gb_s, latency_us }| NodeLink { bytes_s: gb_s * 1e9, latency_s: latency_us / 1e6 }),
             processors: f64::from(self.processors),
-            efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
+            efficiency: self.efficiency,
             step_overhead_s: self.overhead.step_us / 1e6,
             layer_overhead_s: self.overhead.layer_us / 1e6,
             errors: self.roofline_error.map_or(&[], RooflineErrorFile::errors),
@@ -552,15 +542,14 @@ impl File {
     }
 
     fn of(hardware: &Hardware) -> Self {
-        let Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
-            hardware.efficiency;
         let link = |bytes_s: f64, latency_s: f64| LinkFile { gb_s: bytes_s / 1e9, latency_us: latency_s * 1e6 };
         Self {
             name: hardware.name.into(),
             source: String::new(),
             bf16_tflops: hardware.peak_flops_s / 1e12,
-            fp8_tflops: Some(hardware.fp8_flops_s / 1e12),
-            int8_tops: Some(hardware.int8_ops_s / 1e12),
+            fp8_tflops: Some(hardware.narrow.float8_s / 1e12),
+            int8_tops: Some(hardware.narrow.int8_s / 1e12),
+            fp4_tflops: hardware.narrow.float4_s.map(|flops_s| flops_s / 1e12),
             memory_gb_s: hardware.bandwidth_bytes_s / 1e9,
             memory_mib: hardware.memory.total_bytes >> 20,
             usable_mib: Some(hardware.memory.usable_bytes >> 20),
@@ -574,7 +563,7 @@ impl File {
             }),
             node_link: hardware.node_link.map(|NodeLink { bytes_s, latency_s }| link(bytes_s, latency_s)),
             processors: hardware.processors as u32,
-            efficiency: EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
+            efficiency: hardware.efficiency,
             overhead: OverheadFile {
                 step_us: hardware.step_overhead_s * 1e6,
                 layer_us: hardware.layer_overhead_s * 1e6,
@@ -612,8 +601,9 @@ mod tests {
             let read = parse(&to_toml(preset)).unwrap();
             assert_eq!((read.name, read.memory, read.errors), (preset.name, preset.memory, preset.errors));
             assert_eq!(read.compute_capability, preset.compute_capability);
-            assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
-            assert!(near(read.int8_ops_s, preset.int8_ops_s) && read.peer_devices == preset.peer_devices);
+            assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.narrow.float8_s, preset.narrow.float8_s));
+            assert!(near(read.narrow.int8_s, preset.narrow.int8_s) && read.peer_devices == preset.peer_devices);
+            assert_eq!(read.narrow.float4_s, preset.narrow.float4_s);
             assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
             let link =
                 |device: &Hardware| device.node_link.map(|link| (link.bytes_s.round(), (link.latency_s * 1e9).round()));
@@ -626,7 +616,7 @@ mod tests {
     fn what_is_left_out_is_assumed() {
         let least = parse(LEAST).unwrap();
         assert_eq!(least.efficiency, Efficiency::ASSUMED);
-        assert_eq!((least.fp8_flops_s, least.int8_ops_s, least.peer_link_bytes_s), (1e14, 1e14, 1e10));
+        assert_eq!((least.narrow.float8_s, least.narrow.int8_s, least.peer_link_bytes_s), (1e14, 1e14, 1e10));
         assert_eq!((least.peer_devices, least.errors, least.node_link), (8, &[][..], None));
         assert!(least.peers_use_host_link && parse(&to_toml(&least)).unwrap().peers_use_host_link);
         assert!(presets().iter().all(|preset| !preset.peers_use_host_link));
@@ -636,7 +626,7 @@ mod tests {
         let more = parse(&all.replace("usable_mib = 8192", "usable_mib = 8193")).unwrap_err().to_string();
         assert_eq!(more, "usable_mib is 8193; it must be at most memory_mib");
         let fp8 = parse(&LEAST.replace("memory_gb_s", "fp8_tflops = 200\nmemory_gb_s")).unwrap();
-        assert_eq!((fp8.peak_flops_s, fp8.fp8_flops_s, fp8.int8_ops_s), (1e14, 2e14, 2e14));
+        assert_eq!((fp8.peak_flops_s, fp8.narrow.float8_s, fp8.narrow.int8_s), (1e14, 2e14, 2e14));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
         assert_eq!(one.efficiency, Efficiency { kv_bandwidth: 0.5, ..Efficiency::ASSUMED });
     }

@@ -90,7 +90,7 @@ impl ExpertConfig {
                 return flags.get(at).is_some_and(|flag| flag.as_u64() == Some(0));
             }
             // The last layer of each step has experts.
-            step.is_some_and(|step| (layer + 1) % step != 0)
+            step.is_some_and(|step| !(layer + 1).is_multiple_of(step))
                 || layer < self.first_k_dense_replace.unwrap_or(0)
                 || self.mlp_only_layers.as_ref().is_some_and(|listed| listed.contains(&layer))
         };

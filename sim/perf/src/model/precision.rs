@@ -47,6 +47,8 @@ pub enum Arithmetic {
     Float8,
     /// Products of 8-bit integers, of activations too.
     Int8,
+    /// Products of 4-bit floats, of activations too, on devices that have them. Elsewhere the weights are widened to 16 bits.
+    Float4,
 }
 
 /// Precision of the weights of a model.

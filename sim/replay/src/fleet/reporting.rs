@@ -5,7 +5,7 @@ use trunkline_core::{Stats, TierConfig};
 
 use super::{Fleet, Totals, engine};
 use crate::settings::{Arrivals, HostBytes, Settings};
-use trunkline_sim_perf::cost::Parallel;
+use trunkline_sim_perf::cost::{CostModel, Parallel, TimeRange};
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
@@ -31,7 +31,7 @@ impl Fleet<'_> {
         let hints = self.meters.hints(settings.hints);
         let (total, itl_s, fairness, classes) = self.meters.end();
         Report {
-            settings: settings_report(self.pending.source.format(), settings, self.cost.name(), self.totals.unlimited),
+            settings: settings_report(self.pending.source.format(), settings, self.cost, self.totals.unlimited),
             requests: total.requests,
             completed: total.completed,
             refused: total.refused,
@@ -163,7 +163,13 @@ fn oracles(settings: &Settings, unlimited: u64) -> Vec<&'static str> {
     used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, what)| what).collect()
 }
 
-fn settings_report(format: Format, settings: &Settings, cost_model: &str, unlimited: u64) -> SettingsReport {
+/// Returns the widest range of real step times of the replicas; `None` if one has none.
+fn time_range(cost: &dyn CostModel, replicas: u32) -> Option<TimeRange> {
+    let all = (0..replicas as usize).map(|replica| cost.range(replica));
+    all.reduce(|a, b| Some(a?.or_wider(b?))).flatten()
+}
+
+fn settings_report(format: Format, settings: &Settings, cost: &dyn CostModel, unlimited: u64) -> SettingsReport {
     let HostBytes { weights, kv } = settings.host_bytes();
     SettingsReport {
         trace: String::new(),
@@ -193,7 +199,8 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str, unlimi
             }),
         },
         oracles: oracles(settings, unlimited),
-        cost_model: cost_model.into(),
+        cost_model: cost.name().into(),
+        time_range: time_range(cost, settings.n_replicas()),
         weights: settings.weights.to_string(),
         host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.memory.host_bytes },
     }

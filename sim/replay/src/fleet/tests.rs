@@ -22,6 +22,7 @@ mod layer_groups;
 mod lock_step;
 mod long_requests;
 mod random_failures;
+mod ranged;
 mod retention;
 mod routers;
 mod steps_in_flight;

@@ -1,32 +1,47 @@
-//! Answer of a plan if step times are shorter or longer than modelled, by the error that the cost model states.
+//! Answer of a plan if step times are shorter or longer than modelled, by the error or the range that the cost model states.
 
 use serde::Serialize;
 
 use super::{Candidate, News, PlanError, Probe, Prober, Search};
-use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepErrors, StepShape};
+use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimeRange};
 use trunkline_sim_workload::trace::Trace;
 
-/// Typical errors of step times by kind of batch, and the answers with all step times off by them.
+/// Answers with all step times off by what the cost model states.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Range {
-    /// Relative error of steps with prefills alone, without sign; the largest of all kinds of replica.
-    pub prefill_error: f64,
-    /// The same of steps with decodes alone.
-    pub decode_error: f64,
-    /// The same of steps with both.
-    pub mixed_error: f64,
-    /// Best probe if steps are faster than modelled by these errors; `None` if none meets the SLOs.
+    /// How far step times may be off.
+    #[serde(flatten)]
+    pub doubt: Doubt,
+    /// Best probe if steps are as fast as that; `None` if none meets the SLOs.
     pub if_faster: Option<Probe>,
-    /// Best probe if steps are slower than modelled by these errors; `None` if none meets the SLOs.
+    /// Best probe if steps are as slow as that; `None` if none meets the SLOs.
     pub if_slower: Option<Probe>,
+}
+
+/// How far step times may be off: the largest of all kinds of replica.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Doubt {
+    /// Typical relative errors by kind of batch, without sign, against measured kernels.
+    Errors {
+        /// Of steps with prefills alone.
+        prefill_error: f64,
+        /// Of steps with decodes alone.
+        decode_error: f64,
+        /// Of steps with both.
+        mixed_error: f64,
+    },
+    /// Range of real times, where no error was measured.
+    Times(TimeRange),
 }
 
 /// Greatest error by which steps are taken to be faster than they are: at 1 a step would last for ever.
 const ERROR_MAX: f64 = 0.9;
 
-/// Cost model whose predictions are all wrong by its typical error.
+/// Cost model whose predictions are all wrong by as much as it states.
 struct Wrong<'a> {
     cost: &'a (dyn CostModel + Sync),
+    doubt: Doubt,
     /// `true` if the model predicts too short steps.
     slower: bool,
 }
@@ -34,6 +49,11 @@ struct Wrong<'a> {
 impl Wrong<'_> {
     /// Returns the true time of a step that the model gives `ns`.
     fn scaled(&self, replica: usize, shape: &StepShape, ns: u64) -> u64 {
+        if let Doubt::Times(_) = self.doubt {
+            // A step without work takes no time, launches included.
+            let range = self.cost.range(replica).filter(|_| ns > 0);
+            return range.map_or(ns, |range| range.ns(ns)[usize::from(self.slower)]);
+        }
         let error = self.cost.errors(replica).of_shape(shape).map_or(0.0, |errors| errors.typical());
         let predicted_to_true = if self.slower { 1.0 - error.min(ERROR_MAX) } else { 1.0 + error };
         (ns as f64 / predicted_to_true).round() as u64
@@ -79,7 +99,7 @@ impl CostModel for Wrong<'_> {
 }
 
 /// Searches again with step times off both ways, from the number of the answer on, or from the easiest one if there is no answer.
-/// Returns `None` if the error of a kind of batch was not measured.
+/// Returns `None` if the cost model states neither an error nor a range.
 ///
 /// # Errors
 ///
@@ -91,27 +111,32 @@ pub(super) fn of(
     progress: &(dyn Fn(News) + Sync),
     (first, found, last): (i64, Option<i64>, i64),
 ) -> Result<Option<Range>, PlanError> {
-    let kinds = candidate.settings.n_replicas() as usize;
-    let all = (0..kinds).map(|replica| candidate.cost.errors(replica)).reduce(StepErrors::or_larger);
-    let StepErrors { prefill: Some(prefill), decode: Some(decode), mixed: Some(mixed) } = all.unwrap_or_default()
-    else {
-        return Ok(None);
-    };
+    let Some(doubt) = doubt(candidate) else { return Ok(None) };
     let best = |slower: bool| {
-        let cost = Wrong { cost: candidate.cost, slower };
+        let cost = Wrong { cost: candidate.cost, doubt, slower };
         let candidate =
             Candidate { settings: candidate.settings.clone(), cost: &cost, price_hour: candidate.price_hour };
         let mut prober = Prober { trace, candidate: &candidate, search, progress, done: Vec::new() };
         let number = prober.from(found.unwrap_or(last), first, last)?;
         Ok::<_, PlanError>(number.and_then(|number| prober.into_probe(number)))
     };
-    Ok(Some(Range {
-        prefill_error: prefill.typical(),
-        decode_error: decode.typical(),
-        mixed_error: mixed.typical(),
-        if_faster: best(false)?,
-        if_slower: if found.is_some() { best(true)? } else { None },
-    }))
+    let (if_faster, if_slower) = (best(false)?, if found.is_some() { best(true)? } else { None });
+    Ok(Some(Range { doubt, if_faster, if_slower }))
+}
+
+/// Returns the errors of all kinds of batch if they were measured on all kinds of replica, else the widest range of times.
+fn doubt(candidate: &Candidate<'_>) -> Option<Doubt> {
+    let kinds = || 0..candidate.settings.n_replicas() as usize;
+    let all = kinds().map(|replica| candidate.cost.errors(replica)).reduce(StepErrors::or_larger);
+    if let StepErrors { prefill: Some(prefill), decode: Some(decode), mixed: Some(mixed) } = all.unwrap_or_default() {
+        return Some(Doubt::Errors {
+            prefill_error: prefill.typical(),
+            decode_error: decode.typical(),
+            mixed_error: mixed.typical(),
+        });
+    }
+    let ranges = kinds().map(|replica| candidate.cost.range(replica));
+    ranges.reduce(|a, b| Some(a?.or_wider(b?))).flatten().map(Doubt::Times)
 }
 
 impl Prober<'_> {
@@ -167,7 +192,8 @@ mod tests {
 
     #[test]
     fn a_step_of_ranks_is_off_by_the_error_of_all_its_kinds_of_batch() {
-        let ns = |slower, shapes: [StepShape; 2]| Wrong { cost: &Off, slower }.lock_step_ns(0, &shapes);
+        let doubt = Doubt::Errors { prefill_error: 0.25, decode_error: 0.5, mixed_error: 0.6 };
+        let ns = |slower, shapes: [StepShape; 2]| Wrong { cost: &Off, doubt, slower }.lock_step_ns(0, &shapes);
         let (prefill, decodes) = (StepShape::prefill(3, 0), StepShape::decodes(2, 9));
         assert_eq!(ns(true, [decodes, decodes]), 8_000_000);
         assert_eq!(ns(true, [prefill, prefill]), 8_000_000);

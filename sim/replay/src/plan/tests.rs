@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fleet::replay;
-use trunkline_sim_perf::cost::{Residuals, StepErrors, StepShape};
+use trunkline_sim_perf::cost::{Residuals, StepErrors, StepShape, TimeRange};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::Slo;
@@ -253,6 +253,23 @@ impl CostModel for Doubtful {
     }
 }
 
+/// Steps as of [`Linear`], of which nothing but a range is known.
+struct Ranged;
+
+impl CostModel for Ranged {
+    fn name(&self) -> &str {
+        "ranged"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        Linear.step_ns(shape)
+    }
+
+    fn range(&self, _: usize) -> Option<TimeRange> {
+        Some(TimeRange { low: 0.5, high: 2.5, launches_s: 0.0, why: "nobody measured it" })
+    }
+}
+
 /// Steps as of [`Linear`], so many times as long.
 struct Times(f64);
 
@@ -283,6 +300,10 @@ fn an_error_of_step_times_makes_the_answer_a_range() {
         assert_ne!(expected[0], expected[1]);
         assert_eq!(plan(&Doubtful(Some(0.0))).range.unwrap().if_slower, plan(&Linear).best);
         assert_eq!(plan(&Doubtful(None)).range, None, "an unknown error gives no range");
+        let range = plan(&Ranged).range.unwrap();
+        let ends = [range.if_faster, range.if_slower].map(|probe| probe.map(|it| (it.replicas, it.speed)));
+        let expected = [0.5, 2.5].map(|times| plan(&Times(times)).best.map(|it| (it.replicas, it.speed)));
+        assert_eq!((ends, range.doubt), (expected, Doubt::Times(Ranged.range(0).unwrap())), "{goal:?}");
     }
 }
 

@@ -60,7 +60,7 @@ fn a_damaged_saved_recording_is_refused() {
     };
     is_refused(&|saved| {
         let entries = saved["entries"].as_array_mut().unwrap().iter_mut();
-        let mut joined = entries.filter(|entry| entry["fixed"]["engine"] == Value::from(1));
+        let mut joined = entries.filter(|entry| entry["fixed"]["engine"] == 1);
         joined.next().unwrap()["fixed"]["engine"] = Value::from(7);
     });
     let last = |saved: &mut Value, name: &str, value: Value| {

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use trunkline_sim_perf::columns::{self, Cell};
 use trunkline_sim_perf::cost::errors::usual_steps;
 use trunkline_sim_perf::cost::table::Skew;
 use trunkline_sim_perf::cost::{CostModel, Parallel, Residuals, Roofline, Sample, StepErrors, StepShape, Table};
@@ -311,4 +312,28 @@ fn errors_of_rtx_4090() {
     let (seen, held_out) = (every_second(0), every_second(1));
     let errors = held_out.errors(&fit(hardware, std::iter::once(&seen), true));
     compare(hardware, &[(&held_out, errors)]);
+}
+
+/// The share of the FP8 peak in the files is the median of large products of more than 512 tokens, of both scalings.
+#[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
+fn products_in_8_bits_reach_the_share_of_the_files() {
+    for (name, folder) in [("h100-80g", "h100_sxm"), ("h200-141g", "h200_sxm")] {
+        let hardware = hardware::by_name(name).unwrap();
+        let path = data(&format!("profiles/aiconfigurator/{folder}/gemm_perf.parquet"));
+        let found = columns::read_some(&path, &["gemm_dtype", "m", "n", "k", "latency"]).unwrap();
+        let share = |row: usize| {
+            let text = |column: usize| Cell::to_text(&found.cells[column][row]);
+            let number = |column: usize| text(column).parse::<f64>().unwrap();
+            let (m, n, k) = (number(1), number(2), number(3));
+            let counts = text(0).starts_with("fp8") && m > 512.0 && n.min(k) >= 1024.0 && n * k >= 16e6;
+            counts.then(|| 2.0 * m * n * k / (number(4) / 1e3) / hardware.narrow.float8_s)
+        };
+        let mut shares: Vec<f64> = (0..found.rows()).filter_map(share).collect();
+        assert!(shares.len() > 5_000, "{} products", shares.len());
+        shares.sort_unstable_by(f64::total_cmp);
+        let median = shares[shares.len() / 2];
+        println!("{name}: {median:.3} of the FP8 peak in the median of {} products", shares.len());
+        assert!((median / hardware.efficiency.narrow_flops - 1.0).abs() < 0.02, "{name}: {median}");
+    }
 }

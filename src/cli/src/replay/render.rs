@@ -110,6 +110,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     .filter(|[name, _]| !differing.contains(&name.as_str()))
     .filter(|[name, _]| name != "autoscale" || settings.autoscale.is_some())
     .collect::<Vec<_>>();
+    rows.extend(settings.time_range.map(|range| ["real steps".into(), range.to_string()]));
     if settings.weights != "resident" {
         rows.push(["weights".into(), weights(settings)]);
     }
@@ -243,12 +244,30 @@ fn hits(facts: &mut Table, report: &Report) {
     }
 }
 
+/// Returns the ranges of the main figures, if real times differ from these as those of the steps do.
+fn ranges(report: &Report) -> Option<String> {
+    let [low, high] = report.time_factors()?;
+    let times = |s: f64, digits: usize| format!("{:.digits$} to {:.digits$}", s * low, s * high);
+    let tokens_s = report.tokens.output_tokens as f64 / report.duration_s;
+    Some(format!(
+        "duration {} s, {:.0} to {:.0} output tokens/s; means of TTFT {} s, of TPOT {} ms",
+        times(report.duration_s, 1),
+        tokens_s / high,
+        tokens_s / low,
+        times(report.latencies.ttft_s.mean, 3),
+        times(report.latencies.tpot_s.mean * 1e3, 1),
+    ))
+}
+
 fn results(facts: &mut Table, report: &Report) {
     facts.add_rows([
         ["requests", &outcome(report)],
         ["duration", &format!("{:.1} s, {:.3} requests/s", report.duration_s, report.requests_s)],
         ["prompt tokens", &grouped(report.tokens.prompt_tokens)],
     ]);
+    if let Some(range) = ranges(report) {
+        facts.add_row(["range", &range]);
+    }
     hits(facts, report);
     facts.add_rows([
         ["output tokens", &grouped(report.tokens.output_tokens)],

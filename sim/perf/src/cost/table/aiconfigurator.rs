@@ -19,7 +19,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, Grid, LowerBound, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError,
-    TableFault, check_measured, describe, head_work, linear_work, rows, token_counts,
+    TableFault, TimeRange, check_measured, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -121,6 +121,7 @@ impl Table {
             experts,
             stages: Stages::over_peer_link(hardware, model, parallel),
             errors: StepErrors::default(),
+            range: TimeRange::of_table(model),
         })
     }
 }
@@ -223,9 +224,10 @@ fn all_reduce(path: &Path, tensor: u32, model: &Model, points: Points) -> Result
         let fault = TableFault::Empty(format!("{tensor} devices"));
         return Err(TableError { path: path.into(), line: 0, fault });
     }
-    let token_bytes = BF16_BYTES * model.hidden as f64;
+    // Sizes count elements: large ones take as long as those of `nccl_perf`, which runs them.
+    let token_elements = model.hidden as f64;
     let mut sizes: Vec<(f64, f64)> =
-        sizes.into_iter().map(|(bytes, time_s)| (bytes as f64 / token_bytes, time_s)).collect();
+        sizes.into_iter().map(|(elements, time_s)| (elements as f64 / token_elements, time_s)).collect();
     points.thin(&mut sizes);
     Ok(curve(sizes))
 }

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, LowerBound, Parallel, Points, Series, Stages, StepErrors, Table, TableError, TableFault,
-    check_measured, describe, head_work, linear_work, rows,
+    TimeRange, check_measured, describe, head_work, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -143,6 +143,7 @@ impl Table {
             experts,
             stages: Stages::over_peer_link(hardware, model, parallel),
             errors: StepErrors::default(),
+            range: TimeRange::of_table(model),
         })
     }
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, Grid, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError, TableFault,
-    Work, check_measured, describe, linear_work, rows,
+    TimeRange, Work, check_measured, describe, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -139,6 +139,7 @@ impl Table {
             experts: None,
             stages,
             errors: StepErrors::default(),
+            range: TimeRange::of_table(model),
         })
     }
 }

@@ -228,7 +228,7 @@ impl Table {
             parts.iter().map(of).sum::<f64>()
         };
         let more = |most, it| if elements(it) > elements(most) { it } else { most };
-        [Arithmetic::Float8, Arithmetic::Int8].into_iter().fold(Arithmetic::Bits16, more)
+        [Arithmetic::Float4, Arithmetic::Float8, Arithmetic::Int8].into_iter().fold(Arithmetic::Bits16, more)
     }
 
     /// Returns the bits of each part, a mean over its layers, and the arithmetic of most networks.

@@ -120,11 +120,13 @@ impl Group {
         let weights = self.weights.as_ref()?;
         let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
         let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
-        let narrow = self.input_activations.as_ref().filter(|activations| activations.num_bits == 8);
-        let arithmetic = narrow.map_or(Arithmetic::Bits16, |activations| match activations.sort.as_str() {
-            "int" => Arithmetic::Int8,
-            _ => Arithmetic::Float8,
-        });
+        let activations = self.input_activations.as_ref().map(|it| (it.num_bits, it.sort.as_str()));
+        let arithmetic = match activations {
+            Some((8, "int")) => Arithmetic::Int8,
+            Some((8, _)) => Arithmetic::Float8,
+            Some((4, "float")) => Arithmetic::Float4,
+            _ => Arithmetic::Bits16,
+        };
         Some((bits, arithmetic))
     }
 
@@ -317,7 +319,8 @@ fn of_algorithm(algorithm: &str, group_size: Option<i64>) -> Option<Form> {
     match algorithm {
         "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" => Some(FP8),
         "MXFP8" => Some((Bits::grouped(8, 8, 32), Arithmetic::Float8)),
-        "NVFP4" | "NVFP4_AWQ" | "W4A16_NVFP4" => Some((grouped(8, 16), Arithmetic::Bits16)),
+        "NVFP4" | "NVFP4_AWQ" => Some((grouped(8, 16), Arithmetic::Float4)),
+        "W4A16_NVFP4" => Some((grouped(8, 16), Arithmetic::Bits16)),
         "MXFP4" => Some(MXFP4),
         "W4A8_AWQ" | "W4A16_AWQ" | "INT4_AWQ" => Some((grouped(16, 128), Arithmetic::Bits16)),
         "W8A8_SQ_PER_CHANNEL" | "INT8_SQ" => Some((Bits::each(8), Arithmetic::Int8)),
@@ -382,7 +385,11 @@ mod tests {
                     ..Precision::quantised(Bits::grouped(4, 16, 32), Arithmetic::Bits16)
                 }),
             ),
-            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
+            (
+                r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+                Ok(Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Float4)),
+            ),
+            (r#"{"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
             (
                 r#"{"quant_method": "mxfp8", "moe_quant_algo": "NVFP4"}"#,
                 Ok(Precision {
@@ -495,8 +502,8 @@ mod tests {
         let nvfp4 = other(
             r#""quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]"#,
         );
-        let widened = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
-        assert_eq!(of(None, &nvfp4), Ok((widened, 1)));
+        let in_4_bits = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Float4);
+        assert_eq!(of(None, &nvfp4), Ok((in_4_bits, 1)));
         let in_8_bits = Precision::quantised(Bits::each(8), Arithmetic::Float8);
         assert_eq!(of(Some(r#"{"quant_method": "fp8"}"#), &nvfp4), Ok((in_8_bits, 2)));
         let kv_alone = other(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);

@@ -103,7 +103,7 @@ fn devices_that_share_experts_have_kernels_of_their_own() {
     kernels(folder.path());
     let all_reduce: String = ["num_gpus,message_size,latency,backend\n".into()]
         .into_iter()
-        .chain([512, 8_388_608].map(|bytes| format!("2,{bytes},1.0,vllm_graph\n")))
+        .chain([256, 4_194_304].map(|elements| format!("2,{elements},1.0,vllm_graph\n")))
         .collect();
     write(folder.path(), "custom_allreduce_perf.csv", &all_reduce);
     let nccl: String = ["op_name,nccl_dtype,num_gpus,message_size,latency\n".to_owned()]
