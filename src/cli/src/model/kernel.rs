@@ -59,7 +59,7 @@ mod tests {
         let fastest = Kernel::of_machine();
         let expected = if fastest == Kernel::Portable { "r".into() } else { format!("r+{}", fastest.name()) };
         assert_eq!((of(Some(AUTO)).kernel(), revision(Some(AUTO))), (fastest, expected));
-        let fault = |setting| with_kernel(source.model().unwrap(), source, Some(setting)).unwrap_err().to_string();
+        let fault = |setting| with_kernel(source.model().unwrap(), source, Some(setting)).err().unwrap().to_string();
         assert_eq!(fault("sse"), "unknown kernel 'sse'; there are: auto, portable, amx-bf16");
         if fastest == Kernel::Portable {
             assert!(fault("amx-bf16").starts_with("kernel is amx-bf16, for which this machine lacks instructions"));
