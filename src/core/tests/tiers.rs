@@ -206,6 +206,22 @@ fn blocks_that_the_first_tier_evicted_on_the_way_go_again_and_hold_up_nobody() {
 }
 
 #[test]
+fn a_long_chain_goes_on_without_the_end_that_the_device_evicted() {
+    let tiers = vec![tier(64, Write::Through, "lru"), tier(4000, Write::Through, "lru")];
+    let mut rig = joined(Config { device_blocks: 1_300, max_context: 6_000, ..config(tiers) });
+    rig.submit(1, prompt(1, 1_200 * BLOCK + 1), 1);
+    rig.answer_until(|rig| rig.has_ended(1));
+    rig.finish_copy(0);
+    // The last hundred blocks make room for another prompt: they are farther from the head than is looked at in one go.
+    rig.submit(2, prompt(2, 200 * BLOCK), 1);
+    rig.answer_until(|rig| rig.has_ended(2));
+    rig.run_to_end();
+    let tiers = rig.stats().tiers;
+    assert!((1_250..1_400).contains(&tiers[1].blocks), "{tiers:?}");
+    assert!(ask(&mut rig, 3, prompt(1, 1_200 * BLOCK + 1)) > 1_000 * BLOCK);
+}
+
+#[test]
 fn a_second_tier_that_takes_nothing_begins_no_round_of_copies() {
     let mut rig = joined(config(vec![tier(4, Write::Through, "lru"), tier(800, Write::Through, "lru")]));
     rig.event(Event::TierResized { tier: 1, blocks: 0 });

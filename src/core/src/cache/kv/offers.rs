@@ -108,7 +108,12 @@ impl Kv {
         while !self.copies_wait() && self.is_open(1) {
             let Some(mut offer) = self.offers.take_first() else { return };
             self.cut_evicted(&mut offer);
+            let passed = offer.passed;
             self.see_where(&mut offer);
+            if offer.passed > passed {
+                // What is looked at now reaches farther.
+                self.cut_evicted(&mut offer);
+            }
             self.copy_on(&mut offer, journal);
             self.write_next(&mut offer, journal);
             if offer.passed < offer.chain.len() {
