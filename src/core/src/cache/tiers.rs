@@ -67,7 +67,7 @@ pub(crate) struct Tiers {
     was_flushed: bool,
     /// `true` if somebody asks for changes of the cache, which name blocks by their identities.
     is_heard: bool,
-    /// `true` if nobody sees the names of blocks.
+    /// `true` if nobody outside of this core sees the names of blocks.
     is_simulated: bool,
     /// Counters; gauges are filled in by [`Self::stats`].
     counters: [TierStats; TIERS_MAX],
@@ -107,18 +107,18 @@ impl Tiers {
         (0..).zip(&mut self.tiers).for_each(|(number, tier)| tier.listen(number));
     }
 
-    /// Names blocks by the hashes of the tree, because no store ever sees the names, and keeps no tokens of tiers whose storage is not shared. MUST be
-    /// called before a block is published.
+    /// Names blocks by the hashes of the tree, and keeps no tokens, because no store ever sees either; shared storage does. MUST be called before a block
+    /// is published.
     pub fn simulate(&mut self) {
-        self.is_simulated = true;
-        if self.shared.is_none() {
+        self.is_simulated = self.shared.is_none();
+        if self.is_simulated {
             self.tiers.iter_mut().for_each(Tier::forget_tokens);
         }
     }
 
     /// Returns `true` if transfers say the tokens of their blocks.
     pub fn says_tokens(&self) -> bool {
-        !self.is_simulated || self.shared.is_some()
+        !self.is_simulated
     }
 
     /// Appends the blocks that came or went since the last call, in order within each tier.
