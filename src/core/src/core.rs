@@ -167,7 +167,7 @@ impl Core {
     }
 
     /// Leaves out what nobody in a simulation asks for: the tokens of prefills in [`Step::tokens`], and SHA-256 and tokens of blocks in tiers
-    /// ([`Action::Copy`]). Decisions do not change. MUST be called before the first event, and not with [`Self::listen_to_cache`].
+    /// and transfers. Decisions do not change. MUST be called before the first event, and not with [`Self::listen_to_cache`].
     pub fn simulate(&mut self) {
         self.scheduler.sends_tokens = false;
         self.state.kv.tiers.simulate();

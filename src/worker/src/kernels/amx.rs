@@ -1,8 +1,8 @@
 //! Products of BF16 weights with rows rounded to BF16, by the tiles of AMX.
 //!
 //! A machine with AMX multiplies tiles of sixteen rows and sixteen outputs in sixteen cycles, which takes vectors of F32 two hundred and more. It is another
-//! arithmetic than that of [`crate::kernels::tile`], for every number of rows the same: a row is rounded to the nearest BF16, ties to even. Each
-//! [`INPUTS`] inputs of an output are two chains of fused multiply-adds from zero, of the even and of the odd inputs in ascending order; their sum is added
+//! arithmetic than that of `crate::kernels::tile`, for every number of rows the same: a row is rounded to the nearest BF16, ties to even. Each
+//! 32 inputs of an output are two chains of fused multiply-adds from zero, of the even and of the odd inputs in ascending order; their sum is added
 //! to the output. Numbers below the normal ones are zeros, as inputs and as results. That is `TDPBF16PS` in Intel's manual (Software Developer's Manual,
 //! volume 2), and the tests compare both.
 
