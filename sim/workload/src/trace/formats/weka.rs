@@ -48,12 +48,10 @@ struct Session {
     requests: Vec<Entry>,
 }
 
-/// Request, or sub-agent with requests.
+/// Request, or an agent with requests of its own. The field `type` tells them apart too, and is not needed.
 #[derive(Deserialize)]
 struct Entry {
     t: f64,
-    #[serde(rename = "type")]
-    kind: String,
     #[serde(rename = "in", default)]
     input: Value,
     #[serde(rename = "out", default)]
@@ -61,8 +59,7 @@ struct Entry {
     #[serde(default)]
     hash_ids: Vec<u64>,
     api_time: Option<f64>,
-    #[serde(default)]
-    requests: Vec<Entry>,
+    requests: Option<Vec<Entry>>,
 }
 
 /// Request with its start, seconds from the beginning of its session.
@@ -119,13 +116,9 @@ fn collect<'a>(entries: &'a [Entry], begin_s: f64, calls: &mut Vec<Call<'a>>) ->
                 TraceFault::BadTimestamp { field: "t", value: entry.t.to_string(), expected: "seconds, from 0 on" };
             return Err(of_request(calls.len())(fault));
         }
-        match entry.kind.as_str() {
-            "n" | "s" => calls.push(Call { start_s, entry }),
-            "subagent" => collect(&entry.requests, start_s, calls)?,
-            _ => {
-                let why = format!("type is {}; it must be n, s or subagent", trunkline_quote::quoted(&entry.kind));
-                return Err(ResultFault::Malformed { format: WEKA, why }.into());
-            }
+        match &entry.requests {
+            Some(own) => collect(own, start_s, calls)?,
+            None => calls.push(Call { start_s, entry }),
         }
     }
     Ok(())
@@ -208,9 +201,7 @@ mod tests {
     fn requests_of_an_agent_and_its_sub_agents_are_turns_in_the_order_of_their_starts() {
         let of_sub_agent = |t: f64| {
             let inner = call(t, 64, "9", 1.0);
-            format!(
-                r#"{{"t": 4.0, "type": "subagent", "agent_id": "x", "status": "completed", "requests": [{inner}]}}"#
-            )
+            format!(r#"{{"t": 4.0, "agent_id": "x", "status": "completed", "requests": [{inner}]}}"#)
         };
         let first = call(0.0, 100, "1, 2", 3.0);
         let last = call(6.5, 130, "1, 2, 3", 1.0);
@@ -246,8 +237,8 @@ mod tests {
         assert!(ids.contains("request 0 of the result: ") && ids.contains("hash_ids"), "{ids}");
         let time = of("local", &call(-1.0, 64, "1", 1.0));
         assert!(time.ends_with("t is -1; it must be seconds, from 0 on"), "{time}");
-        let kind = of("local", &call(0.0, 64, "1", 1.0).replace("\"n\"", "\"q\""));
-        assert!(kind.contains("type is 'q'; it must be n, s or subagent"), "{kind}");
+        let length = of("local", &call(0.0, 64, "1", 1.0).replace("\"in\"", "\"input\""));
+        assert!(length.ends_with("in is null; it must be a whole number from 0 to 16777216"), "{length}");
         let none = fault(session("local", "").replace("64", "0"));
         assert!(none.contains("block_size is 0; it must be at least 1"), "{none}");
     }
