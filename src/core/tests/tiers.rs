@@ -278,6 +278,21 @@ fn a_tier_has_the_blocks_so_far_of_a_long_answer() {
 }
 
 #[test]
+fn what_the_tier_dropped_of_a_long_answer_is_not_copied_again_until_its_end() {
+    let mut rig = joined(config(vec![tier(4, Write::Through, "lru")]));
+    rig.submit(1, prompt(1, 33), 60);
+    for said in [8, 16, 24, 32] {
+        rig.answer_until(|rig| rig.said(1).len() == said);
+        while !rig.copies.is_empty() {
+            rig.finish_copy(0);
+        }
+        rig.now_ns += 5_000_000_000;
+    }
+    // Four of the prompt's blocks at first, and two of the answer's each time after.
+    assert_eq!(rig.stats().tiers[0].stored_blocks, 4 + 2 + 2);
+}
+
+#[test]
 fn a_tier_drops_the_tail_of_a_prefix_before_its_head() {
     for name in eviction::REGISTRY.names() {
         let mut rig = joined(config(vec![tier(10, Write::Through, name)]));

@@ -582,6 +582,11 @@ Evicted: Idle -> Free
         Contents { key, tokens, tenant: 1, pin: None }
     }
 
+    /// Returns a hash in the tree with the fingerprint of a block.
+    fn hash_of(block: &Contents<'_>) -> BlockHash {
+        BlockHash(block.key.fingerprint.into())
+    }
+
     fn tier(blocks: u32) -> Tier {
         let eviction = Classes::new(crate::eviction::REGISTRY.make("lru", blocks).unwrap());
         Tier::new(2, blocks, (0, RetainedBlocks::default()), eviction)
@@ -592,17 +597,13 @@ Evicted: Idle -> Free
         let mut tier = tier(2);
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
-        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
+        assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
         assert!(tier.reserve(&a).is_none(), "not twice");
         tier.end_fill(slot, true);
-        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), Some(slot));
-        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), 7, 0, &[1, 2]), None, "another prefix");
-        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 3]), None, "other tokens");
-        assert_eq!(
-            tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 1, &[1, 2]),
-            None,
-            "another layer group"
-        );
+        assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), Some(slot));
+        assert_eq!(tier.find(hash_of(&a), 7, 0, &[1, 2]), None, "another prefix");
+        assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 3]), None, "other tokens");
+        assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 1, &[1, 2]), None, "another layer group");
         let b = tier.reserve(&contents(2, 1, &[3, 4])).unwrap();
         tier.end_fill(b, true);
         tier.pin(slot, Some(1));
@@ -617,16 +618,13 @@ Evicted: Idle -> Free
         for (ok, is_read) in [(false, false), (true, true), (true, false)] {
             assert_eq!(tier.begin_demotion(), Some(slot));
             assert_eq!(tier.begin_demotion(), None);
-            assert_eq!(
-                (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()),
-                (Some(slot), 2)
-            );
+            assert_eq!((tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()), (Some(slot), 2));
             if is_read {
                 tier.pin(slot, Some(1));
             }
             tier.end_demotion(slot, (!ok).then_some(BlockFault::Refused));
             let stays = !ok || is_read;
-            assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]).is_some(), stays);
+            assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]).is_some(), stays);
             if is_read {
                 tier.unpin(slot);
             }
@@ -638,10 +636,7 @@ Evicted: Idle -> Free
         tier.end_fill(slot, true);
         assert_eq!(tier.begin_demotion(), Some(slot));
         tier.end_demotion(slot, Some(BlockFault::Bad));
-        assert_eq!(
-            (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
-            (None, 2)
-        );
+        assert_eq!((tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)), (None, 2));
         tier.check(std::iter::empty());
     }
 
@@ -672,7 +667,7 @@ Evicted: Idle -> Free
         tier.pin(read, Some(1));
         tier.pin(read, Some(1));
         tier.flush();
-        assert_eq!(tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), None);
+        assert_eq!(tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), None);
         tier.check([read, read, written].into_iter());
         let again = tier.reserve(&a).expect("the contents are in the tier no more");
         tier.end_fill(again, true);
@@ -681,10 +676,7 @@ Evicted: Idle -> Free
         tier.unpin(read);
         tier.check([read].into_iter());
         tier.unpin(read);
-        assert_eq!(
-            (tier.find(BlockHash(a.key.fingerprint.into()), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
-            (Some(again), 2)
-        );
+        assert_eq!((tier.find(hash_of(&a), EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)), (Some(again), 2));
         tier.check(std::iter::empty());
         assert!(tier.reserve(&b).is_some(), "the write before the flush has ended");
     }

@@ -72,9 +72,8 @@ impl CostModel for SlowPrefill {
     }
 }
 
-#[test]
-fn every_copy_is_told_of_once_when_it_is_over() {
-    let trace = conversations(200, 5);
+/// Two replicas with swapping, and tiers in host memory and on disk.
+fn with_tiers() -> Settings {
     let mut settings = Settings { replicas: 2, ..settings(16, 900) };
     (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
     let tier = |name: &str, blocks| TierConfig {
@@ -86,6 +85,24 @@ fn every_copy_is_told_of_once_when_it_is_over() {
     };
     settings.core.tiers = vec![tier("host", 600), tier("disk", 20_000)];
     settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 0.5, codec_bytes_s: Some(5e9) }];
+    settings
+}
+
+/// A replay names blocks by the hashes of the tree and keeps no tokens of tiers; a recording runs as it did in a server, with both.
+#[test]
+fn blocks_of_tiers_are_found_in_a_replay_as_in_a_server() {
+    let (trace, settings) = (conversations(200, 5), with_tiers());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.jsonl.gz");
+    let mut nobody = |_: &Outcome| ControlFlow::Continue(());
+    let report = record(&mut trace.source(), &settings, &SlowPrefill, &mut nobody, &path).unwrap();
+    assert!(report.tiers.iter().all(|tier| tier.hit_blocks > 0), "{:?}", report.tiers);
+    assert_eq!(crate::recorded::replay_recorded(&path, &mut |_| {}).unwrap().matches, Some(true));
+}
+
+#[test]
+fn every_copy_is_told_of_once_when_it_is_over() {
+    let (trace, mut settings) = (conversations(200, 5), with_tiers());
     // A link so slow that copies overlap.
     settings.hardware.host_link_bytes_s = 10e9;
     settings.routing.failures = vec!["0@0.5005..0.7".parse().unwrap(), "1@0.8005..0.9".parse().unwrap()];
