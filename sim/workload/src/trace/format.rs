@@ -111,15 +111,20 @@ impl Field {
     }
 }
 
+/// What a line says.
+pub(super) enum Parsed {
+    /// A request.
+    Request(Row),
+    /// A request that is left out and counted, as failed ones are.
+    LeftOut,
+    /// Nothing of a request.
+    Nothing,
+}
+
 /// Parser of the lines of one file.
 pub(super) trait LineParser: Send {
-    /// Parses a line; `None` for a request that is left out and counted, as failed ones are.
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault>;
-
-    /// Returns `false` for a line that is of no request.
-    fn is_request(&self, _line: &[u8]) -> bool {
-        true
-    }
+    /// Parses a line.
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault>;
 
     /// Returns what the lines so far say of the file.
     fn facts(&self) -> Option<&FileFacts> {

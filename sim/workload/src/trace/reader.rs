@@ -13,7 +13,7 @@ use super::detect::detect;
 use super::format::clock::{Clock, TimeUnit};
 use super::format::csv;
 use super::format::row::{Row, RowContent};
-use super::format::{FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading};
+use super::format::{FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading};
 use super::formats::{self, REGISTRY};
 use super::sessions::{self, Turn};
 use super::unknown::{describe, is_stand_in};
@@ -278,15 +278,12 @@ impl TraceReader {
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         let Some(parser) = &mut self.parser else { return Ok(None) };
         loop {
-            let row = if let Some(line) = self.pending.take() {
-                if !parser.is_request(&line) {
-                    continue;
-                }
+            let parsed = if let Some(line) = self.pending.take() {
                 parser.parse(&line)?
             } else {
                 let Some(line) = self.lines.next_line()? else { return Ok(None) };
                 let line = if self.separator == Some('\t') { line } else { line.trim_ascii() };
-                if line.trim_ascii().is_empty() || !parser.is_request(line) {
+                if line.trim_ascii().is_empty() {
                     continue;
                 }
                 match self.separator {
@@ -296,10 +293,11 @@ impl TraceReader {
                     _ => parser.parse(line)?,
                 }
             };
-            match row {
-                Some(row) if row.is_empty() && row.turn.is_none() => self.left_out.empty += 1,
-                Some(row) => return Ok(Some(Row { line: self.lines.number(), ..row })),
-                None => self.left_out.failed += 1,
+            match parsed {
+                Parsed::Request(row) if row.is_empty() && row.turn.is_none() => self.left_out.empty += 1,
+                Parsed::Request(row) => return Ok(Some(Row { line: self.lines.number(), ..row })),
+                Parsed::LeftOut => self.left_out.failed += 1,
+                Parsed::Nothing => {}
             }
         }
     }

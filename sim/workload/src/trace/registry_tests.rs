@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::format::clock::Clock;
 use super::format::csv::{Dialect, Times};
 use super::format::row::{Row, length, object, present};
-use super::format::{Field, FileFacts, LineParser, Opened, Order, Reading, Shares, TraceFormat};
+use super::format::{Field, FileFacts, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat};
 use super::*;
 
 /// Crates that read traces, or name what does.
@@ -132,12 +132,12 @@ const ACME_LOG: Format = Format(&TraceFormat {
 struct Log(FileFacts);
 
 impl LineParser for Log {
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
         let fields: serde_json::Map<String, serde_json::Value> = object(line, ACME_LOG)?;
         let value = |name: &'static str| present("sent_ns, in and out", name, fields.get(name));
         let tokens = |name: &'static str| length(name, &value(name)?.to_string());
         let at_ns = self.0.time_ns("sent_ns", value("sent_ns")?)?;
-        Ok(Some(Row::without_content(at_ns, tokens("in")?, tokens("out")?)))
+        Ok(Parsed::Request(Row::without_content(at_ns, tokens("in")?, tokens("out")?)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::clock::{Clock, TimeUnit};
 use super::row::{Row, length};
-use super::{FileFacts, Format, LineParser};
+use super::{FileFacts, Format, LineParser, Parsed};
 use crate::lines::{LINE_BYTES_MAX, Lines};
 use crate::trace::{Terms, TraceFault};
 
@@ -179,7 +179,7 @@ impl Columns {
 }
 
 impl LineParser for Columns {
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
         let line = std::str::from_utf8(line).map_err(|_| self.malformed("not text"))?;
         let (mut time, mut input, mut output) = ("", "", "");
         let mut terms = Terms::default();
@@ -211,7 +211,7 @@ impl LineParser for Columns {
             expected,
         })?;
         let (input_tokens, output_tokens) = (length(dialect.input, input)?, length(dialect.output, output)?);
-        Ok(Some(Row { terms, ..Row::without_content(at_ns, input_tokens, output_tokens) }))
+        Ok(Parsed::Request(Row { terms, ..Row::without_content(at_ns, input_tokens, output_tokens) }))
     }
 
     fn facts(&self) -> Option<&FileFacts> {

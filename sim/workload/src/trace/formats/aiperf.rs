@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::row::{Row, length, object, present};
 use crate::trace::format::{
-    Field, FileFacts, Format, FormatOption, LineParser, Lookalike, Opened, Order, Reading, Shares, TraceFormat,
+    Field, FileFacts, Format, FormatOption, LineParser, Lookalike, Opened, Order, Parsed, Reading, Shares, TraceFormat,
 };
 use crate::trace::{ReaderOptions, TraceFault};
 
@@ -72,11 +72,11 @@ impl Parser {
 }
 
 impl LineParser for Parser {
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
         let Object { metadata, metrics, error } = object(line, AIPERF)?;
         let is_warm_up = metadata.benchmark_phase.is_some_and(|phase| phase == "warmup");
         if error.is_some() || metadata.was_cancelled || is_warm_up {
-            return Ok(None);
+            return Ok(Parsed::LeftOut);
         }
         let start = present(FIELDS, "metadata.request_start_ns", metadata.request_start_ns)?;
         let at_ns = self.0.time_ns("request_start_ns", &start)?;
@@ -85,7 +85,7 @@ impl LineParser for Parser {
         };
         let input_tokens = tokens("metrics.input_sequence_length", metrics.input_sequence_length)?;
         let output_tokens = tokens("metrics.output_sequence_length", metrics.output_sequence_length)?;
-        Ok(Some(Row::without_content(at_ns, input_tokens, output_tokens)))
+        Ok(Parsed::Request(Row::without_content(at_ns, input_tokens, output_tokens)))
     }
 
     fn facts(&self) -> Option<&FileFacts> {

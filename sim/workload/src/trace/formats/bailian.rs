@@ -12,7 +12,7 @@ use crate::trace::chats::ChatTurn;
 use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::row::{Row, RowContent, object, present};
 use crate::trace::format::{
-    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat,
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat,
 };
 use crate::trace::{ReaderOptions, TraceFault};
 
@@ -69,12 +69,12 @@ fn open(_: &[u8], options: &ReaderOptions) -> Opened {
 }
 
 impl LineParser for Parser {
-    fn parse(&mut self, text: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, text: &[u8]) -> Result<Parsed, TraceFault> {
         let mut line = BlockIdLine::parse(text, BAILIAN)?;
         let at_ns = self.facts.time_ns("timestamp", &present(FIELDS, "timestamp", line.timestamp.take())?)?;
         let (mut row, ids) = line.into_row(at_ns, BAILIAN, BLOCK_TOKENS, &mut self.numbers, &mut self.facts.names)?;
         if row.is_empty() {
-            return Ok(Some(row));
+            return Ok(Parsed::Request(row));
         }
         let ids = present(FIELDS, "hash_ids", ids)?;
         row.content = if self.reuse_answers {
@@ -84,7 +84,7 @@ impl LineParser for Parser {
         } else {
             RowContent::Pieces(pieces(&ids, row.input_tokens, BLOCK_TOKENS))
         };
-        Ok(Some(row))
+        Ok(Parsed::Request(row))
     }
 
     fn facts(&self) -> Option<&FileFacts> {

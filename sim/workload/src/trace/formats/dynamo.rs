@@ -12,7 +12,7 @@ use crate::trace::TraceFault;
 use crate::trace::block_ids::{BlockId, BlockIds};
 use crate::trace::block_line::{numbers, pieces};
 use crate::trace::format::row::{Row, RowContent, RowTurn, TIME_NS_END, length, object, present};
-use crate::trace::format::{Field, Format, LineParser, Opened, Order, Reading, Shares, TraceFormat};
+use crate::trace::format::{Field, Format, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat};
 
 const NS_PER_MS: f64 = 1e6;
 
@@ -34,7 +34,8 @@ pub const DYNAMO: Format = Format(&TraceFormat {
             Field::Optional(&["agent_context"]),
         ],
         open: |first, _| {
-            let has_sessions = serde_json::from_slice::<Record>(first).is_ok_and(|it| it.agent_context.is_some());
+            // What is wrong with a damaged line is for the parser to say.
+            let has_sessions = object::<Record>(first, DYNAMO).is_ok_and(|record| record.session().is_some());
             let parser = Parser { has_sessions, ends_ms: HashMap::new(), numbers: BlockIds::default() };
             Opened { parser: Box::new(parser), order: if has_sessions { Order::Sessions } else { Order::Any } }
         },
@@ -51,6 +52,12 @@ struct Record {
     event_type: String,
     agent_context: Option<AgentContext>,
     request: Option<Request>,
+}
+
+impl Record {
+    fn session(&self) -> Option<&str> {
+        self.agent_context.as_ref()?.session_id.as_deref()
+    }
 }
 
 #[derive(Deserialize)]
@@ -76,20 +83,18 @@ struct Replay {
 
 struct Parser {
     has_sessions: bool,
-    /// End of the latest turn of each session, milliseconds.
+    /// End of the last turn of each session, milliseconds.
     ends_ms: HashMap<String, f64>,
     numbers: BlockIds,
 }
 
 impl LineParser for Parser {
-    fn is_request(&self, line: &[u8]) -> bool {
-        // What is wrong with another line is for the parser to say.
-        serde_json::from_slice::<Record>(line).map_or(true, |record| record.event_type == "request_end")
-    }
-
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
-        let Record { agent_context, request, .. } = object(line, DYNAMO)?;
-        let request = present(FIELDS, "request", request)?;
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
+        let mut record: Record = object(line, DYNAMO)?;
+        if record.event_type != "request_end" {
+            return Ok(Parsed::Nothing);
+        }
+        let request = present(FIELDS, "request", record.request.take())?;
         let received_ms = present(FIELDS, "request_received_ms", request.request_received_ms)?;
         if !(0.0..TIME_NS_END as f64 / NS_PER_MS).contains(&received_ms) {
             let value = received_ms.to_string();
@@ -107,33 +112,40 @@ impl LineParser for Parser {
                 Row::without_content(at_ns, length("input_tokens", &input.to_string())?, output)
             }
             Some(replay) => {
-                let (size, hashes) = (replay.trace_block_size.max(1), replay.input_sequence_hashes);
+                let (size, hashes) = (replay.trace_block_size, replay.input_sequence_hashes);
+                if size == 0 {
+                    let why = "trace_block_size is 0; it must be at least 1".into();
+                    return Err(TraceFault::Malformed { format: DYNAMO, why });
+                }
                 let input = length("input_length", &replay.input_length.to_string())?;
                 let ids = numbers(hashes, input, DYNAMO, size, &mut self.numbers)?;
                 let content = RowContent::Pieces(pieces(&ids, input, size));
                 Row { content, ..Row::without_content(at_ns, input, output) }
             }
         };
-        let session = agent_context.and_then(|context| context.session_id).filter(|_| self.has_sessions);
-        if let Some(session) = session {
-            self.take_turn(session, received_ms, request.total_time_ms.unwrap_or(0.0).max(0.0), &mut row);
+        if let Some(session) = record.session() {
+            if !self.has_sessions {
+                return Err(TraceFault::LateSession);
+            }
+            let took_ms = present(FIELDS, "total_time_ms", request.total_time_ms)?;
+            self.take_turn(session, received_ms, received_ms + took_ms.max(0.0), &mut row);
         }
-        Ok(Some(row))
+        Ok(Parsed::Request(row))
     }
 }
 
 impl Parser {
-    /// Makes a row a turn of its session, unless it overlaps the turn before.
-    fn take_turn(&mut self, session: String, received_ms: f64, took_ms: f64, row: &mut Row) {
-        let before_ms = self.ends_ms.get(&session).copied();
-        let end_ms = received_ms + took_ms;
-        self.ends_ms.insert(session.clone(), before_ms.unwrap_or(end_ms).max(end_ms));
-        let delay_ms = received_ms - before_ms.unwrap_or(received_ms);
-        if delay_ms >= 0.0 {
-            let is_timed = before_ms.is_none();
-            row.turn = Some(RowTurn { session: session.into(), delay_ns: (delay_ms * NS_PER_MS) as u64, is_timed });
-            row.at_ns = if is_timed { row.at_ns } else { 0 };
+    /// Makes a row a turn of its session, unless it began before the end of the turn before.
+    fn take_turn(&mut self, session: &str, begin_ms: f64, end_ms: f64, row: &mut Row) {
+        let before_ms = self.ends_ms.get(session).copied();
+        let delay_ms = before_ms.map_or(0.0, |before_ms| begin_ms - before_ms);
+        if delay_ms < 0.0 {
+            return;
         }
+        let is_timed = before_ms.is_none();
+        row.turn = Some(RowTurn { session: session.into(), delay_ns: (delay_ms * NS_PER_MS) as u64, is_timed });
+        row.at_ns = if is_timed { row.at_ns } else { 0 };
+        self.ends_ms.insert(session.into(), end_ms);
     }
 }
 
@@ -179,12 +191,20 @@ mod tests {
             record("s", T0 + 5_000, 1_000, &more),
             record("s", T0 + 5_500, 9_000, &one),
             record("other", T0 + 1_000, 100, &one),
+            record("s", T0 + 20_000, 1_000, &one),
         ];
         let requests = load(&lines).unwrap();
         let shape = |it: &TraceRequest| {
             (it.arrival_ns / 1_000_000, it.turn.map(|turn| (turn.delay_ns / 1_000_000, turn.is_last)))
         };
-        let expected = [(0, Some((0, false))), (1_000, Some((0, true))), (3_000, Some((3_000, true))), (5_500, None)];
+        // The earliest times, as if answers took no time; a pause begins at the end of the last turn, which the third request is not.
+        let expected = [
+            (0, Some((0, false))),
+            (1_000, Some((0, true))),
+            (3_000, Some((3_000, false))),
+            (5_500, None),
+            (17_000, Some((14_000, true))),
+        ];
         assert_eq!(requests.iter().map(shape).collect::<Vec<_>>(), expected);
         let blocks = |at: usize| match &requests[at].content {
             Content::Pieces(pieces) => pieces.iter().map(|it| (it.content, it.tokens)).collect::<Vec<_>>(),
@@ -211,6 +231,12 @@ mod tests {
             fault("")
         );
         let many = fault(&replay(64, "1, 2, 3"));
-        assert!(many.contains("3") && many.contains("64"), "{many}");
+        assert!(many.starts_with("3 hash_ids for input_length 64; there must be 1"), "{many}");
+        let size = fault(&replay(64, "1").replace("\"trace_block_size\": 64", "\"trace_block_size\": 0"));
+        assert!(size.contains("trace_block_size is 0"), "{size}");
+        let untimed = record("s", T0, 1, &replay(64, "1")).replace("\"total_time_ms\": 1.0, ", "");
+        assert!(load(&[untimed]).unwrap_err().starts_with("field 'total_time_ms' is missing"));
+        let late = [record("", T0, 1, &replay(64, "1")), record("s", T0, 1, &replay(64, "1"))];
+        assert!(load(&late).unwrap_err().starts_with("session_id is in this line but not in the first"));
     }
 }

@@ -15,7 +15,7 @@ use crate::trace::blocks::{PrefixTree, blocks_of};
 use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::row::{Row, RowContent, RowTurn, present};
 use crate::trace::format::{
-    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat, Writing,
 };
 use crate::trace::write::{decimal, push_list, push_terms};
 use crate::trace::{Content, HASH_ID_TOKENS, ReaderOptions, TraceFault, TraceRequest, WriteFault};
@@ -80,7 +80,7 @@ fn open(first: &[u8], options: &ReaderOptions) -> Opened {
 }
 
 impl LineParser for Parser {
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
         let mut line = BlockIdLine::parse(line, MOONCAKE)?;
         let (timestamp, has_session) = (line.timestamp.take(), line.session_id.is_some());
         let at_ns = match &timestamp {
@@ -99,7 +99,7 @@ impl LineParser for Parser {
             Some(ids) if self.block_tokens == HASH_ID_TOKENS => RowContent::Blocks(ids),
             Some(ids) => RowContent::Pieces(pieces(&ids, row.input_tokens, self.block_tokens)),
         };
-        Ok(Some(row))
+        Ok(Parsed::Request(row))
     }
 
     fn facts(&self) -> Option<&FileFacts> {

@@ -9,7 +9,7 @@ use crate::trace::blocks::PrefixTree;
 use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::row::{Row, RowContent, length, object, output_length, present};
 use crate::trace::format::{
-    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat, Writing,
 };
 use crate::trace::write::{push_list, push_terms};
 use crate::trace::{Content, LENGTH_TOKENS_MAX, ReaderOptions, Terms, TraceFault, TraceRequest, WriteFault, retention};
@@ -93,7 +93,7 @@ fn open(first: &[u8], options: &ReaderOptions) -> Opened {
 }
 
 impl LineParser for Parser {
-    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    fn parse(&mut self, line: &[u8]) -> Result<Parsed, TraceFault> {
         let line: Object = object(line, TOKENS)?;
         // A field of the other name is in another unit.
         let at = if self.time == TIMES[0] { line.arrival_time_ns } else { line.arrival_time };
@@ -123,7 +123,7 @@ impl LineParser for Parser {
         let retention = retention::of_json(line.retention)?;
         let content = line.input_tok_ids.map_or(RowContent::None, |tokens| RowContent::Tokens(tokens.into()));
         let row = Row::without_content(at_ns, input_tokens as u32, output_tokens);
-        Ok(Some(Row { content, output, terms, retention, is_prefetch, ..row }))
+        Ok(Parsed::Request(Row { content, output, terms, retention, is_prefetch, ..row }))
     }
 
     fn facts(&self) -> Option<&FileFacts> {

@@ -59,6 +59,7 @@ struct Entry {
     #[serde(default)]
     hash_ids: Vec<u64>,
     api_time: Option<f64>,
+    think_time: Option<f64>,
     requests: Option<Vec<Entry>>,
 }
 
@@ -79,46 +80,85 @@ fn read(text: &[u8], _: &ReaderOptions) -> Result<Results, TraceFault> {
     let sessions: Vec<Session> = documents(text, WEKA)?;
     let (mut rows, mut blocks) = (Vec::new(), Blocks::default());
     for (number, session) in sessions.iter().enumerate() {
-        let malformed = |why: String| TraceFault::from(ResultFault::Malformed { format: WEKA, why });
+        let malformed = |why: String| {
+            TraceFault::from(ResultFault::Malformed { format: WEKA, why: format!("session {number}: {why}") })
+        };
         if session.block_size == 0 {
-            return Err(malformed(format!("session {number}: block_size is 0; it must be at least 1")));
+            return Err(malformed("block_size is 0; it must be at least 1".into()));
         }
         let is_global = match session.hash_id_scope.as_str() {
             "local" => false,
             "global" => true,
-            _ => return Err(malformed(format!("session {number}: hash_id_scope is neither local nor global"))),
+            _ => return Err(malformed("hash_id_scope is neither local nor global".into())),
         };
         let mut calls = Vec::new();
-        collect(&session.requests, 0.0, &mut calls)?;
+        collect(&session.requests, 0.0, &mut calls).map_err(malformed)?;
         calls.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
-        let (mut of_session, mut end_s) = (HashMap::new(), None);
+        let (mut of_session, mut end) = (HashMap::new(), None);
         for call in calls {
             let known = if is_global { &mut blocks.of_all } else { &mut of_session };
-            let row = row(&call, session.block_size, known, &mut blocks.numbers);
-            let mut row = row.map_err(of_request(rows.len()))?;
-            let pause_s = end_s.map_or(0.0, |end_s: f64| (call.start_s - end_s).max(0.0));
-            let delay_ns = (pause_s * 1e9) as u64;
-            row.turn = Some(RowTurn { session: number.to_string().into(), delay_ns, is_timed: end_s.is_none() });
-            row.at_ns = if end_s.is_none() { (call.start_s * 1e9) as u64 } else { 0 };
-            end_s = Some(call.start_s + call.entry.api_time.unwrap_or(0.0).max(0.0));
+            let faulty = of_request(rows.len());
+            let mut row = row(&call, session.block_size, known, &mut blocks.numbers).map_err(&faulty)?;
+            let pause_s = pause_s(&call, end).map_err(&faulty)?;
+            let turn = RowTurn { session: number.to_string().into(), delay_ns: ns(pause_s), is_timed: end.is_none() };
+            (row.turn, row.at_ns) = (Some(turn), if end.is_none() { ns(call.start_s) } else { 0 });
+            end = Some(End::of(&call).or_later(end));
             rows.push(row);
         }
     }
     Ok(Results { rows, ..Results::default() })
 }
 
-/// Appends the requests of a list, and of the sub-agents in it. Those of a sub-agent that seem to start before it count from its start, `begin_s`.
-fn collect<'a>(entries: &'a [Entry], begin_s: f64, calls: &mut Vec<Call<'a>>) -> Result<(), TraceFault> {
-    for entry in entries {
-        let start_s = if entry.t < begin_s { begin_s + entry.t } else { entry.t };
-        if !(0.0..TIME_NS_END as f64 / 1e9).contains(&start_s) {
-            let fault =
-                TraceFault::BadTimestamp { field: "t", value: entry.t.to_string(), expected: "seconds, from 0 on" };
-            return Err(of_request(calls.len())(fault));
+/// End of the requests so far of a session.
+#[derive(Clone, Copy)]
+struct End {
+    /// Latest end that is known, seconds.
+    at_s: f64,
+    /// `true` if the last request says how long its answer took.
+    is_known: bool,
+}
+
+impl End {
+    fn of(call: &Call<'_>) -> Self {
+        let took_s = call.entry.api_time;
+        Self { at_s: call.start_s + took_s.unwrap_or(0.0).max(0.0), is_known: took_s.is_some() }
+    }
+
+    fn or_later(self, other: Option<Self>) -> Self {
+        Self { at_s: other.map_or(self.at_s, |other| other.at_s.max(self.at_s)), ..self }
+    }
+}
+
+fn ns(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+/// Returns the pause of a request after the end of those before it, seconds: as the times say, or else as the client says.
+fn pause_s(call: &Call<'_>, end: Option<End>) -> Result<f64, TraceFault> {
+    match (end, call.entry.think_time) {
+        (None, _) => Ok(0.0),
+        (Some(End { at_s, is_known: true }), _) => Ok((call.start_s - at_s).max(0.0)),
+        (Some(_), Some(pause_s)) => Ok(pause_s.max(0.0)),
+        (Some(_), None) => {
+            Err(TraceFault::MissingField { field: "think_time", expected: "one after a request without api_time" })
         }
-        match &entry.requests {
-            Some(own) => collect(own, start_s, calls)?,
-            None => calls.push(Call { start_s, entry }),
+    }
+}
+
+/// Appends the requests of a list, and of the sub-agents in it. If the first of a sub-agent seems to start before it, all of its times count from its
+/// start, `begin_s`.
+fn collect<'a>(entries: &'a [Entry], begin_s: f64, calls: &mut Vec<Call<'a>>) -> Result<(), String> {
+    let origin_s = if entries.first().is_some_and(|first| first.t < begin_s) { begin_s } else { 0.0 };
+    for entry in entries {
+        let start_s = origin_s + entry.t;
+        if !(0.0..TIME_NS_END as f64 / 1e9).contains(&start_s) {
+            return Err(format!("t is {}; it must be seconds, from 0 on", entry.t));
+        }
+        if entry.requests.is_none() || !entry.input.is_null() {
+            calls.push(Call { start_s, entry });
+        }
+        if let Some(own) = &entry.requests {
+            collect(own, start_s, calls)?;
         }
     }
     Ok(())
@@ -200,21 +240,39 @@ mod tests {
     #[test]
     fn requests_of_an_agent_and_its_sub_agents_are_turns_in_the_order_of_their_starts() {
         let of_sub_agent = |t: f64| {
-            let inner = call(t, 64, "9", 1.0);
+            let inner = [call(t, 64, "9", 1.0), call(t + 5.0, 66, "9", 1.0)].join(", ");
             format!(r#"{{"t": 4.0, "agent_id": "x", "status": "completed", "requests": [{inner}]}}"#)
         };
         let first = call(0.0, 100, "1, 2", 3.0);
-        let last = call(6.5, 130, "1, 2, 3", 1.0);
+        let last = call(11.5, 130, "1, 2, 3", 1.0);
         for inner in [4.0, 0.0] {
             let requests = load(&session("local", &[&first[..], &of_sub_agent(inner), &last].join(", "))).unwrap();
             let turns: Vec<_> = requests.iter().map(|it| (it.input_tokens, it.turn.unwrap())).collect();
-            assert_eq!(turns.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [100, 64, 130]);
+            assert_eq!(turns.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [100, 64, 66, 130]);
             let delays = turns.iter().map(|(_, turn)| turn.delay_ns as f64 / 1e9).collect::<Vec<_>>();
-            assert_eq!(delays, [0.0, 1.0, 1.5], "from end to start");
-            assert_eq!(turns.iter().map(|(_, turn)| turn.is_last).collect::<Vec<_>>(), [false, false, true]);
-            let expected = [vec![(0, 64), (1, 36)], vec![(2, 64)], vec![(0, 64), (1, 64), (3, 2)]];
+            assert_eq!(delays, [0.0, 1.0, 4.0, 1.5], "from end to start");
+            assert_eq!(turns.iter().map(|(_, turn)| turn.is_last).collect::<Vec<_>>(), [false, false, false, true]);
+            let sub_agent = [vec![(2, 64)], vec![(2, 64), (3, 2)]];
+            let expected = [&[vec![(0, 64), (1, 36)]], &sub_agent[..], &[vec![(0, 64), (1, 64), (4, 2)]]].concat();
             assert_eq!(blocks(&requests), expected);
         }
+    }
+
+    #[test]
+    fn what_overlapped_follows_without_a_pause() {
+        let delays = |calls: &[String]| {
+            let requests = load(&session("local", &calls.join(", "))).unwrap();
+            requests.iter().map(|it| it.turn.unwrap().delay_ns / 1_000_000_000).collect::<Vec<_>>()
+        };
+        // The first takes 100 s; the third overlaps it, and the fourth comes 7 s after it.
+        let calls = [(0.0, 100.0), (1.0, 1.0), (50.0, 1.0), (107.0, 1.0)].map(|(t, took)| call(t, 64, "1", took));
+        assert_eq!(delays(&calls), [0, 0, 0, 7]);
+        let untimed = call(0.0, 64, "1", 3.0).replace(", \"api_time\": 3", "");
+        let next = call(9.0, 64, "1", 1.0);
+        let paused = next.replace("\"stop\"", "\"think_time\": 4.0, \"stop\"");
+        assert_eq!(delays(&[untimed.clone(), paused]), [0, 4], "as the client says");
+        let fault = load(&session("local", &[untimed, next].join(", "))).unwrap_err();
+        assert!(fault.contains("request 1 of the result: field 'think_time' is missing"), "{fault}");
     }
 
     #[test]
@@ -236,7 +294,7 @@ mod tests {
         let ids = of("local", &call(0.0, 64, "1, 2", 1.0));
         assert!(ids.contains("request 0 of the result: ") && ids.contains("hash_ids"), "{ids}");
         let time = of("local", &call(-1.0, 64, "1", 1.0));
-        assert!(time.ends_with("t is -1; it must be seconds, from 0 on"), "{time}");
+        assert!(time.ends_with("(session 0: t is -1; it must be seconds, from 0 on)"), "{time}");
         let length = of("local", &call(0.0, 64, "1", 1.0).replace("\"in\"", "\"input\""));
         assert!(length.ends_with("in is null; it must be a whole number from 0 to 16777216"), "{length}");
         let none = fault(session("local", "").replace("64", "0"));
