@@ -296,7 +296,9 @@ fn pooled(results: Vec<Result<Vec<Kept>, RerunError>>) -> Result<Option<Score>, 
             Err(error @ (RerunError::Scores | RerunError::TooFewSteps { .. } | RerunError::Damaged)) => {
                 return Err(error);
             }
-            Err(_) => return Ok(None),
+            Err(RerunError::Config(_) | RerunError::Cluster(_) | RerunError::NoRequest(_) | RerunError::NoHints) => {
+                return Ok(None);
+            }
         }
     }
     let n = all.len().max(1) as f64;

@@ -23,8 +23,8 @@ Examples:
 /// Run recordings with this version against another, and fail if a latency is worse than its budget.
 ///
 /// The recordings were made by the other version. Steps take their recorded time where this version runs the same tokens, else the time of a fit to the
-/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 3 if a budget is exceeded, or requests
-/// that completed before no longer do.
+/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 3 if a budget is exceeded, requests
+/// that completed before no longer do, or there is nothing to compare.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CiArgs {
@@ -105,7 +105,7 @@ fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
             "{} does not replay to its decisions; save it with the version that made it",
             recording.display()
         );
-        script.save(&to)?;
+        script.save(digest_of_lines(recording)?, &to)?;
     }
     Ok(())
 }
@@ -127,9 +127,9 @@ fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
     let budgets = budgets(&args.budget);
     let one = |recording: &PathBuf| {
         let from = place(folder, recording)?;
-        let script = Script::saved(&from)?;
+        let (script, lines_digest) = Script::saved(&from)?;
         ensure!(
-            script.lines_digest == digest_of_lines(recording)?,
+            lines_digest == digest_of_lines(recording)?,
             "{} is of another recording than {}; save it again",
             from.display(),
             recording.display()
@@ -196,7 +196,7 @@ fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
         );
     }
     let changed = diff.pairs.iter().filter(|pair| pair.slower_ns() != 0).count();
-    text += &format!("\n{changed} of {} requests take longer or shorter.", diff.pairs.len());
+    text += &format!("\n{changed} of {} requests changed in duration.", diff.pairs.len());
     if verdict.lost() > 0 {
         text += &format!(" {}", lost_text(verdict.lost()));
     }

@@ -70,6 +70,11 @@ impl TimeRange {
         }
     }
 
+    /// Returns the widest of the ranges; `None` if there is none, or one is unknown.
+    pub fn widest(ranges: impl Iterator<Item = Option<Self>>) -> Option<Self> {
+        ranges.reduce(|a, b| Some(a?.or_wider(b?))).flatten()
+    }
+
     /// Returns the range that contains both; the reason is that of the wider one.
     #[must_use]
     pub fn or_wider(self, other: Self) -> Self {
@@ -96,7 +101,7 @@ fn launches_s(model: &Model, parallel: Parallel) -> f64 {
     if has_blocks { model.layers as f64 * (ATTENTION_PRODUCTS * BLOCK_LAUNCH_S + reduces_s) } else { 0.0 }
 }
 
-const EXPERTS: &str = "kernels of experts differ by engine, number format and choice of experts: measured ones of H100 and H200 take 0.6 to 3 times as long, and published runs 0.9 to 1.9";
+const EXPERTS: &str = "kernels of experts differ by engine, number format and choice of experts: single ones measured on H100 and H200 take 0.6 to 3 times as long, whole published runs 0.9 to 1.9";
 
 /// Returns why no run of this kind was compared; `None` for dense models on devices with measured kernels.
 fn unmeasured(hardware: &Hardware, model: &Model, parallel: Parallel) -> Option<&'static str> {

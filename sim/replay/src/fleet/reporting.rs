@@ -163,12 +163,6 @@ fn oracles(settings: &Settings, unlimited: u64) -> Vec<&'static str> {
     used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, what)| what).collect()
 }
 
-/// Returns the widest range of real step times of the replicas; `None` if one has none.
-fn time_range(cost: &dyn CostModel, replicas: u32) -> Option<TimeRange> {
-    let all = (0..replicas as usize).map(|replica| cost.range(replica));
-    all.reduce(|a, b| Some(a?.or_wider(b?))).flatten()
-}
-
 fn settings_report(format: Format, settings: &Settings, cost: &dyn CostModel, unlimited: u64) -> SettingsReport {
     let HostBytes { weights, kv } = settings.host_bytes();
     SettingsReport {
@@ -200,7 +194,7 @@ fn settings_report(format: Format, settings: &Settings, cost: &dyn CostModel, un
         },
         oracles: oracles(settings, unlimited),
         cost_model: cost.name().into(),
-        time_range: time_range(cost, settings.n_replicas()),
+        time_range: TimeRange::widest((0..settings.n_replicas() as usize).map(|replica| cost.range(replica))),
         weights: settings.weights.to_string(),
         host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.memory.host_bytes },
     }

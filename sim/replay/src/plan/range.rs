@@ -135,8 +135,7 @@ fn doubt(candidate: &Candidate<'_>) -> Option<Doubt> {
             mixed_error: mixed.typical(),
         });
     }
-    let ranges = kinds().map(|replica| candidate.cost.range(replica));
-    ranges.reduce(|a, b| Some(a?.or_wider(b?))).flatten().map(Doubt::Times)
+    TimeRange::widest(kinds().map(|replica| candidate.cost.range(replica))).map(Doubt::Times)
 }
 
 impl Prober<'_> {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trunkline_cluster::record::Line;
 use trunkline_cluster::{ClusterConfig, EngineId, Input};
@@ -23,7 +24,7 @@ use super::times::Times;
 use crate::recorded::{Replayed, engine_of};
 
 /// Version of the form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Saved recording that cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,17 @@ pub enum SavedFault {
     /// Parts that do not fit each other.
     #[error("the parts of the saved recording do not fit each other; save it again")]
     Damaged,
+}
+
+/// Version of a file, whatever else is in it.
+#[derive(Deserialize)]
+struct Form {
+    trunkline_saved_recording: u32,
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, SavedFault> {
+    let file = GzDecoder::new(BufReader::new(File::open(path)?));
+    Ok(serde_json::from_reader(BufReader::new(file))?)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -112,12 +124,13 @@ impl SavedEntry {
 }
 
 impl Script {
-    /// Writes the recording to a file, gzip, for other versions of the program.
+    /// Writes the recording to a file, gzip, for other versions of the program, with its digest
+    /// ([`digest_of_lines`](crate::recorded::digest_of_lines)).
     ///
     /// # Errors
     ///
     /// [`SavedError`] if the file cannot be written.
-    pub fn save(&self, path: &Path) -> Result<(), SavedError> {
+    pub fn save(&self, lines_digest: String, path: &Path) -> Result<(), SavedError> {
         let n_engines = self.cluster.engines.len();
         let all: Vec<usize> = (0..self.entries.len()).collect();
         let run = Run::new(self, &[], Timing::Recorded).and_then(|run| run.decisions_at(&all));
@@ -126,7 +139,7 @@ impl Script {
             trunkline_saved_recording: VERSION,
             cluster: self.cluster.clone(),
             replayed: self.replayed.clone(),
-            lines_digest: self.lines_digest.clone(),
+            lines_digest,
             requests: self.requests.clone(),
             entries: self.entries.iter().map(|entry| SavedEntry::of(entry, n_engines)).collect(),
             marks: self.marks.clone(),
@@ -143,26 +156,26 @@ impl Script {
         write().map_err(|fault| SavedError { path: path.into(), fault })
     }
 
-    /// Reads a saved recording.
+    /// Reads a saved recording, and the digest of the recording itself.
     ///
     /// # Errors
     ///
     /// [`SavedError`] if the file cannot be read, or is not of this form.
-    pub fn saved(path: &Path) -> Result<Self, SavedError> {
-        let read = || -> Result<Self, SavedFault> {
-            let file = GzDecoder::new(BufReader::new(File::open(path)?));
-            let saved: Saved = serde_json::from_reader(BufReader::new(file))?;
-            if saved.trunkline_saved_recording != VERSION {
-                return Err(SavedFault::Version { found: saved.trunkline_saved_recording });
+    pub fn saved(path: &Path) -> Result<(Self, String), SavedError> {
+        let read = || -> Result<(Self, String), SavedFault> {
+            let Form { trunkline_saved_recording: found } = read_json(path)?;
+            if found != VERSION {
+                return Err(SavedFault::Version { found });
             }
-            Self::of_saved(saved).ok_or(SavedFault::Damaged)
+            let mut saved: Saved = read_json(path)?;
+            let lines_digest = std::mem::take(&mut saved.lines_digest);
+            Ok((Self::of_saved(saved).ok_or(SavedFault::Damaged)?, lines_digest))
         };
         read().map_err(|fault| SavedError { path: path.into(), fault })
     }
 
     fn of_saved(saved: Saved) -> Option<Self> {
-        let Saved { cluster, replayed, lines_digest, requests, entries, marks, mut times, acceptance, texts, .. } =
-            saved;
+        let Saved { cluster, replayed, requests, entries, marks, mut times, acceptance, texts, .. } = saved;
         let entries: Vec<Entry> = entries.into_iter().map(SavedEntry::into_entry).collect::<Option<_>>()?;
         let engines = cluster.engines.len();
         let fits = |entry: &Entry| match &entry.what {
@@ -180,7 +193,7 @@ impl Script {
             && entries.iter().all(fits)
             && requests.iter().all(Served::is_in_order);
         times.fit();
-        is_whole.then_some(Self { cluster, replayed, lines_digest, requests, entries, marks, times, acceptance, texts })
+        is_whole.then_some(Self { cluster, replayed, requests, entries, marks, times, acceptance, texts })
     }
 }
 

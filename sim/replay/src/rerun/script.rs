@@ -23,8 +23,6 @@ pub struct Script {
     pub cluster: ClusterConfig,
     /// Comparison of the decisions.
     pub replayed: Replayed,
-    /// Digest of the recording itself ([`recorded::digest_of_lines`]).
-    pub lines_digest: String,
     /// Requests in the order of arrival.
     pub requests: Vec<Served>,
     pub(super) entries: Vec<Entry>,
@@ -185,8 +183,7 @@ impl Script {
         let Loading { requests, entries, marks, mut times, drafts, .. } = loading;
         times.fit();
         let acceptance = drafts.1 as f64 / drafts.0.max(1) as f64;
-        let lines_digest = recorded::digest_of_lines(path)?;
-        Ok(Self { cluster, replayed, lines_digest, requests, entries, marks, times, acceptance, texts: Vec::new() })
+        Ok(Self { cluster, replayed, requests, entries, marks, times, acceptance, texts: Vec::new() })
     }
 
     /// Returns the events that submit requests, in order.

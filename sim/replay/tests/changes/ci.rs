@@ -8,6 +8,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde_json::Value;
 use trunkline_sim_replay::ci::{budgets, verdict};
+use trunkline_sim_replay::recorded::digest_of_lines;
 use trunkline_sim_replay::rerun::{SavedFault, Script};
 
 use crate::fixture::{recording, settings};
@@ -18,8 +19,9 @@ fn a_saved_recording_runs_as_it_did_and_other_decisions_are_found_in_it() {
     slow.core.max_batch_size = 3;
     let ((_one, path), (folder, _)) = (recording(&settings(2, 400), 64), recording(&slow, 64));
     let (script, to) = (Script::load(&path, &mut |_| {}).unwrap(), folder.path().join("saved.gz"));
-    script.save(&to).unwrap();
-    let mut saved = Script::saved(&to).unwrap();
+    script.save(digest_of_lines(&path).unwrap(), &to).unwrap();
+    let (mut saved, digest) = Script::saved(&to).unwrap();
+    assert_eq!(digest, digest_of_lines(&path).unwrap());
     let same = verdict("a".into(), &saved, &budgets(&[])).unwrap();
     assert_eq!((same.diff.first.clone(), same.exceeded.len(), same.diff.pairs.len()), (None, 0, 64));
     // A version that decides as a server with fewer seats would.
@@ -43,7 +45,7 @@ fn what_is_no_saved_recording_is_refused() {
 fn a_damaged_saved_recording_is_refused() {
     let (folder, path) = recording(&settings(2, 400), 24);
     let to = folder.path().join("saved.gz");
-    Script::load(&path, &mut |_| {}).unwrap().save(&to).unwrap();
+    Script::load(&path, &mut |_| {}).unwrap().save(String::new(), &to).unwrap();
     let whole: Value = serde_json::from_reader(BufReader::new(GzDecoder::new(File::open(&to).unwrap()))).unwrap();
     let read_changed = |change: &dyn Fn(&mut Value)| {
         let mut saved = whole.clone();
@@ -54,6 +56,8 @@ fn a_damaged_saved_recording_is_refused() {
         Script::saved(&to)
     };
     read_changed(&|_| {}).unwrap();
+    let old = read_changed(&|saved| *saved = serde_json::json!({"trunkline_saved_recording": 1})).unwrap_err();
+    assert!(matches!(old.fault, SavedFault::Version { found: 1 }), "{old}");
     let is_refused = |change: &dyn Fn(&mut Value)| {
         let error = read_changed(change).unwrap_err();
         assert!(matches!(error.fault, SavedFault::Damaged), "{error}");
