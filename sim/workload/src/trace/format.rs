@@ -112,6 +112,7 @@ impl Field {
 }
 
 /// What a line says.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(super) enum Parsed {
     /// A request.
     Request(Row),

@@ -10,7 +10,7 @@ use crate::trace::block_ids::{BlockId, BlockIds};
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::chats::ChatTurn;
 use crate::trace::format::clock::{Clock, TimeUnit};
-use crate::trace::format::row::{Row, RowContent, object, present};
+use crate::trace::format::row::{RowContent, object, present};
 use crate::trace::format::{
     Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat,
 };

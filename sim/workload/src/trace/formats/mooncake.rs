@@ -13,7 +13,7 @@ use crate::trace::block_ids::BlockIds;
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::blocks::{PrefixTree, blocks_of};
 use crate::trace::format::clock::{Clock, TimeUnit};
-use crate::trace::format::row::{Row, RowContent, RowTurn, present};
+use crate::trace::format::row::{RowContent, RowTurn, present};
 use crate::trace::format::{
     Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Parsed, Reading, Shares, TraceFormat, Writing,
 };
