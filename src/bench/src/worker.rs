@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use trunkline_core::names::registry;
 use trunkline_port::streaming::{parts, pass};
 use trunkline_port::{RequestId, SeqStart, Step, StepOutput, StepSeq, WeightReads};
-use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
+use trunkline_worker::{Kernel, Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Report, time_ns};
 use trunkline::h2o::numbers::Numbers;
@@ -102,8 +102,9 @@ fn in_a_folder(placement: &Placement) -> anyhow::Result<(Placement, Option<TempD
     Ok((Placement::Stream(Streaming { dir, ..streaming.clone() }), Some(folder)))
 }
 
-/// Adds the figures of one model.
+/// Adds the figures of one model, with the fastest kernel of the machine.
 fn measure(report: &mut Report, name: &str, model: Model, threads: usize, quick: bool) -> anyhow::Result<()> {
+    let model = model.with_kernel(Kernel::of_machine());
     let vocab = model.config().vocab_size;
     let config = WorkerConfig {
         block_size: BLOCK_SIZE,

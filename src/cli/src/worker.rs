@@ -435,6 +435,8 @@ pub(crate) mod tests {
     use clap::Parser;
     use trunkline_port::Keeps;
 
+    use trunkline_worker::Kernel;
+
     use super::*;
 
     #[derive(Parser)]
@@ -488,6 +490,7 @@ pub(crate) mod tests {
             wrong(|args| args.kv_mem = Some("0.001MB".into())).starts_with("kv-mem is 0.001MB, less than one block")
         );
         assert!(wrong(|args| args.kv_dtype = Some("f8".into())).starts_with("unknown kv-dtype 'f8'"));
+        assert!(wrong(|args| args.kernel = Some("sse".into())).starts_with("unknown kernel 'sse'"));
         assert!(wrong(|args| args.null = Some("5".into())).starts_with("'5' has no unit"));
         assert!(wrong(|args| args.connect = Some("a b".into())).starts_with("'a b' is not an address"));
         assert_eq!(wrong(|args| args.connect = Some("nonsense".into())), "'nonsense' has no port; give HOST:PORT");
@@ -522,6 +525,15 @@ pub(crate) mod tests {
         let (info, mut make) = embedded(&args, KvDtype::default(), config).unwrap();
         let hello = hello(&args, info).unwrap();
         assert_eq!((hello.name.as_str(), hello.model.kv_dtype.as_str()), ("w", "f32"));
+        let revision = |kernel: &str| {
+            let args = given(|args| args.kernel = Some(kernel.into()));
+            embedded(&args, KvDtype::default(), config).unwrap().0.revision
+        };
+        let tiled = revision("auto") == format!("{}+amx-bf16", hello.model.revision);
+        assert_eq!(
+            (revision("portable"), tiled),
+            (hello.model.revision.clone(), Kernel::of_machine() != Kernel::Portable)
+        );
         let session = Session { block_size: 8, blocks: 4, ..Session::default() };
         let bytes = make(&session).unwrap().blocks().block_bytes();
         assert_eq!(bytes as u64, hello.model.block_bytes(8));

@@ -27,7 +27,8 @@ use crate::stream::stream_settings::StreamInfo;
 use crate::stream::{Stream, Streamed};
 use crate::{files::gguf, files::hugging_face, files::shards, files::shards::SINGLE_FILE};
 
-/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers, with BF16 weights by [`Kernel`]): RMSNorm, rotary embeddings,
+/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in
+/// integers, with BF16 weights by [`Kernel`]): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
 pub struct Model {
     name: String,

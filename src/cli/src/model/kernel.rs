@@ -1,7 +1,7 @@
 //! Arithmetic of an embedded model's products with BF16 weights: the setting `--kernel`.
 
 use anyhow::Context;
-use tracing::info;
+use tracing::{info, warn};
 use trunkline_core::names::registry::choose;
 use trunkline_worker::{Kernel, Model};
 
@@ -16,23 +16,26 @@ const AUTO: &str = "auto";
 /// # Errors
 /// In one line, if there is no kernel of the name, or not on this machine.
 pub(crate) fn with_kernel(model: Model, source: ModelSource<'_>, setting: Option<&str>) -> anyhow::Result<Model> {
-    let model = model.with_kernel(match setting {
+    let kernel = match setting {
         None if matches!(source, ModelSource::BuiltIn) => Kernel::Portable,
         None => Kernel::of_machine(),
         Some(name) => named(name)?,
-    });
-    if setting.is_some() || model.kernel() != Kernel::Portable {
-        info!(kernel = model.kernel().name(), "products with BF16 weights");
+    };
+    let model = model.with_kernel(kernel);
+    match model.kernel() {
+        used if used != kernel && setting.is_some() => warn!("--kernel has no effect: the model has no BF16 weights"),
+        Kernel::Portable => {}
+        used => info!(kernel = used.name(), "products with BF16 weights"),
     }
     Ok(model)
 }
 
 fn named(name: &str) -> anyhow::Result<Kernel> {
-    let all = [AUTO, Kernel::NAMES[0], Kernel::NAMES[1]].map(|name| (name, name));
+    let all: Vec<_> = [AUTO].into_iter().chain(Kernel::NAMES).map(|name| (name, name)).collect();
     match choose("kernel", &all, name)? {
         AUTO => Ok(Kernel::of_machine()),
         name => Kernel::of_name(name).with_context(|| {
-            format!("kernel is {name}, for which this machine lacks instructions; give portable or auto")
+            format!("kernel is {name}, which this machine or its system does not offer; give portable or auto")
         }),
     }
 }
@@ -62,7 +65,9 @@ mod tests {
         let fault = |setting| with_kernel(source.model().unwrap(), source, Some(setting)).err().unwrap().to_string();
         assert_eq!(fault("sse"), "unknown kernel 'sse'; there are: auto, portable, amx-bf16");
         if fastest == Kernel::Portable {
-            assert!(fault("amx-bf16").starts_with("kernel is amx-bf16, for which this machine lacks instructions"));
+            assert!(
+                fault("amx-bf16").starts_with("kernel is amx-bf16, which this machine or its system does not offer")
+            );
         }
     }
 }

@@ -11,6 +11,8 @@ use trunkline_server::proto::{
     GetSessionRequest, Sampling, SessionSettings, Stopping, TokenIds, append_turn_request,
 };
 
+use trunkline_worker::Kernel;
+
 use super::tests::given;
 use super::*;
 
@@ -94,6 +96,15 @@ fn an_unknown_type_is_refused_by_name_and_sixteen_bits_hold_twice_the_tokens() {
     assert_eq!(unknown, "unknown kv-dtype 'fp8'; there are: f32, f16, bf16, q8_0, q4_0");
     let number = error(&["--workers=3", "--kv-dtype=f16,q8_0"]);
     assert_eq!(number, "kv-dtype names 2 types and workers is 3; give one type for all, or one for each worker");
+    let revision = |flags: &[&str]| {
+        let settings = given(flags);
+        let made = embedded(&settings, &Engines::of(&settings, 1).unwrap());
+        made.map(|(_, backend)| backend.model.revision).map_err(|error| error.to_string())
+    };
+    assert!(revision(&["--kernel=sse"]).unwrap_err().starts_with("unknown kernel 'sse'"));
+    let (plain, fastest) = (revision(&[]).unwrap(), revision(&["--kernel=auto"]).unwrap());
+    assert_eq!(revision(&["--kernel=portable"]), Ok(plain.clone()));
+    assert_eq!(fastest == format!("{plain}+amx-bf16"), Kernel::of_machine() != Kernel::Portable);
     let blocks = |flags: &[&str]| {
         let settings = given(flags);
         embedded(&settings, &Engines::of(&settings, 1).unwrap()).unwrap().0[0].device_blocks

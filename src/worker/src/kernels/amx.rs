@@ -1,10 +1,10 @@
 //! Products of BF16 weights with rows rounded to BF16, by the tiles of AMX.
 //!
-//! A machine with AMX multiplies tiles of sixteen rows and sixteen outputs in sixteen cycles, which takes vectors of F32 two hundred and more. It is another
+//! AMX multiplies two tiles, of sixteen rows and sixteen outputs, in sixteen cycles; vectors of F32 need more than two hundred. It is another
 //! arithmetic than that of `crate::kernels::tile`, for every number of rows the same: a row is rounded to the nearest BF16, ties to even. Each
 //! 32 inputs of an output are two chains of fused multiply-adds from zero, of the even and of the odd inputs in ascending order; their sum is added
 //! to the output. Numbers below the normal ones are zeros, as inputs and as results. That is `TDPBF16PS` in Intel's manual (Software Developer's Manual,
-//! volume 2), and the tests compare both.
+//! volume 2); on machines with AMX the tests compare both.
 
 use std::sync::OnceLock;
 
@@ -43,7 +43,10 @@ impl Kernel {
 
     /// Returns the kernel of a name, if the machine has it.
     pub fn of_name(name: &str) -> Option<Self> {
-        [Self::Portable, Self::of_machine()].into_iter().find(|kernel| kernel.name() == name)
+        if name == Self::Portable.name() {
+            return Some(Self::Portable);
+        }
+        Amx::get().map(Self::Amx).filter(|kernel| kernel.name() == name)
     }
 
     /// Returns the fastest kernel of the machine.
@@ -213,31 +216,34 @@ mod instructions {
         /// both are the same panel, both may be the same sums.
         ///
         /// # Panics
-        /// If there are no rows or more, or weights or sums are too few.
+        /// If there are no rows, or more than [`ROWS`], or no inputs, or weights or sums are too few.
         #[expect(unsafe_code, reason = "the compiler does not know the machine")]
         pub(crate) fn multiply(self, x: Tiles<'_>, weights: [&[u32]; 2], sums: &mut [Sums], second: usize) {
             let (rows, steps) = (x.rows(), x.steps);
             assert!((1..=ROWS).contains(&rows), "{rows} rows");
             assert!(weights.iter().all(|panel| panel.len() >= steps * WORDS), "a panel of the rows' inputs");
-            assert!(sums.len() >= rows + second, "room for the sums");
+            assert!(steps > 0 && x.lines.len() >= rows * steps, "rows of inputs");
+            assert!(second <= sums.len() && rows <= sums.len() - second, "room for the sums");
             const { assert!(size_of::<Sums>() == LINE && LANES == TILE) };
-            let first = rows.min(TILE);
             let (a, b, out) = (x.lines.as_ptr(), weights.map(<[u32]>::as_ptr), sums.as_mut_ptr());
             let out = [out, out.wrapping_add(second)];
-            // SAFETY: the machine has the instructions and the process may use tiles, else there would be no `self`. The sizes are right for `rows`. The
-            // first tile of rows is `steps` times `first` lines, the second the rest of the lines; a step reads `WORDS` words of each panel, `steps` times;
-            // `rows` sums are written to each of two places. All of this was checked above. No tile is in use before or after.
+            // SAFETY: the machine has the instructions and the process may use tiles, else there would be no `self`. `rows` and `steps` are at least 1, and
+            // there are `rows * steps` lines: the first tile has 16 rows, or all of fewer, in each step, the second the others. Each panel has `WORDS` words
+            // for each step, and each of the two places room for `rows` sums. All of this was checked above. No tile is in use before or after.
             unsafe {
                 if rows > TILE {
                     two_tiles(rows, steps, [a, a.wrapping_add(TILE * steps)], b, out);
                 } else {
-                    one_tile(first, steps, a, b, out);
+                    one_tile(rows, steps, a, b, out);
                 }
             }
         }
     }
 
     /// Multiplies one tile of `rows` rows with two panels.
+    ///
+    /// # Safety
+    /// `rows` MUST be from 1 to [`TILE`], and `steps` at least 1; memory MUST be there as [`Amx::multiply`] says.
     #[expect(unsafe_code, reason = "the compiler does not know the instructions")]
     unsafe fn one_tile(rows: usize, steps: usize, a: *const super::Line, b: [*const u32; 2], out: [*mut Sums; 2]) {
         // SAFETY: see `Amx::multiply`.
@@ -276,7 +282,10 @@ mod instructions {
         }
     }
 
-    /// Multiplies a full tile and one of the other `rows` with two panels: every tile that is loaded is used twice.
+    /// Multiplies a full tile and one of the other rows of `rows` with two panels: every tile that is loaded is used twice.
+    ///
+    /// # Safety
+    /// `rows` MUST be from [`TILE`] + 1 to [`ROWS`], and `steps` at least 1; memory MUST be there as [`Amx::multiply`] says.
     #[expect(unsafe_code, reason = "the compiler does not know the instructions")]
     unsafe fn two_tiles(
         rows: usize,

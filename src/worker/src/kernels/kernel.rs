@@ -12,7 +12,7 @@
 //! - BF16 weights may have a kernel of their own, the tiles of AMX ([`crate::kernels::amx`]): other bits, but one order for every number of rows.
 //! - [`sum_lanes`] sums with a fixed number of lanes and a fixed tree.
 //!
-//! The code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.
+//! But for VNNI and AMX, the code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.
 
 use std::array::from_fn;
 

@@ -5,7 +5,8 @@
 //! with fewer than 16 bits for a weight keep the codes of a panel in that order and the scales next to the codes, see `nibbles.rs` and `codes.rs`.
 //!
 //! Floats are widened to F32 when they are read, exactly: a product with a matrix of floats has the bits of the product with the
-//! same matrix in F32, unless the tiles of AMX multiply BF16 weights (see [`crate::kernels::amx`]). Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
+//! same matrix in F32, unless the tiles of AMX multiply BF16 weights (see [`crate::kernels::amx`]).
+//! Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
 
 mod coded;
 mod codes;
@@ -209,6 +210,11 @@ pub struct Matrix {
     panels: Panels,
 }
 
+/// Returns the weights in the panels of a matrix, with padding; `None` if they are too many.
+fn room(outputs: usize, inputs: usize) -> Option<usize> {
+    outputs.checked_next_multiple_of(LANES)?.checked_mul(inputs.checked_next_multiple_of(UNPACK)?)
+}
+
 impl Matrix {
     /// Packs a matrix from its bytes in a file: row by row, one row for each output, little-endian.
     ///
@@ -222,10 +228,7 @@ impl Matrix {
             return Err(MatrixError::Length { kind, outputs, inputs, expected, found });
         }
         // Panels of floats are the file's size and the last panel's padding.
-        let width = inputs.max(1).checked_next_multiple_of(UNPACK);
-        let room =
-            outputs.checked_next_multiple_of(LANES).zip(width).and_then(|(lanes, width)| lanes.checked_mul(width));
-        if room.and_then(|weights| weights.checked_mul(size_of::<f32>())).is_none() {
+        if room(outputs, inputs.max(1)).and_then(|weights| weights.checked_mul(size_of::<f32>())).is_none() {
             return Err(MatrixError::Size { outputs, inputs });
         }
         if let Some(at) = kind.first_not_finite(bytes) {
@@ -264,10 +267,7 @@ impl Matrix {
     /// A shape that `kind` cannot have.
     pub(crate) fn absent(kind: WeightKind, outputs: usize, inputs: usize) -> Result<Self, MatrixError> {
         kind.bytes(outputs, inputs)?;
-        let width = inputs.checked_next_multiple_of(UNPACK);
-        let room =
-            outputs.checked_next_multiple_of(LANES).zip(width).and_then(|(lanes, width)| lanes.checked_mul(width));
-        room.ok_or(MatrixError::Size { outputs, inputs })?;
+        room(outputs, inputs).ok_or(MatrixError::Size { outputs, inputs })?;
         let lanes = outputs.next_multiple_of(LANES) * inputs;
         let panels = match kind {
             WeightKind::F32 => Panels::F32(Stored::absent(lanes)),

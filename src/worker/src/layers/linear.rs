@@ -24,7 +24,7 @@ const TASKS_PER_THREAD: usize = 4;
 const BLOCK: usize = 96;
 
 /// Rows in a block if all weights are multiplied by the tiles of AMX, which take less time for a weight than memory takes to bring it: as many as leave half of
-/// the second-level cache, 2 MiB on all machines with AMX, to the weights.
+/// the second-level cache, 2 MiB on all machines with AMX, to the weights, but 64 at least.
 fn block_of_tiles(inputs: usize) -> usize {
     const BYTES: usize = 1 << 20;
     (BYTES / (2 * inputs)).clamp(2 * amx::ROWS, 8 * amx::ROWS) / amx::ROWS * amx::ROWS
@@ -39,7 +39,7 @@ pub(crate) enum Output {
     Add,
 }
 
-/// Memory of one layer after the other; the contents do not matter.
+/// Memory of one layer after the other, whose contents do not matter, and the kernel of its products; portable by default.
 #[derive(Default)]
 pub(crate) struct LinearScratch {
     /// Rows as tiles, for weights that are floats, and sums.

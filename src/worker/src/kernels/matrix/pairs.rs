@@ -91,7 +91,7 @@ impl Pairs {
         // Chunks of a constant length, for compilers to turn into vectors without checks.
         let (pairs, last) = out.as_chunks_mut::<{ 2 * LANES }>();
         for (out, words) in pairs.iter_mut().zip(words) {
-            // One pair after another: several at once would be loaded by gathers, which take longer.
+            // Keeps LLVM from loading several pairs at once by gathers, which take longer.
             black_box(());
             let (even, odd) = widened(*words);
             out[..LANES].copy_from_slice(&even);
